@@ -44,7 +44,7 @@ class ForetellError(Exception):
 
 
 class UnknownNameError(ForetellError):
-    """`name` is no known name of its `kind`; `near` holds the likeliest meant of the `known` ones."""
+    """`name` is no known name of its `kind`; `near` holds the likeliest of the `known` ones."""
 
     def __init__(
         self,
@@ -61,13 +61,14 @@ class UnknownNameError(ForetellError):
         if hint is None and self.near:
             hint = "did you mean " + _either(self.near) + "?"
         elif hint is None and self.known:
-            rest = len(self.known) - 12
-            hint = "known: " + ", ".join(self.known[:12]) + (f" and {rest} more" if rest > 0 else "")
+            hint = "known: " + ", ".join(self.known[:12])
+            if len(self.known) > 12:
+                hint += f" and {len(self.known) - 12} more"
         super().__init__(f"unknown {kind} {name!r}", hint)
 
 
 class InputError(ForetellError):
-    """Malformed input: `what` is wrong, `where` it stands (file, key, argument), and the `repair`."""
+    """Malformed input: `what` is wrong, `where` (file, key, argument), and the `repair`."""
 
     def __init__(self, what: str, where: str | None = None, repair: str | None = None) -> None:
         self.what = what
@@ -96,9 +97,10 @@ def near_names(name: str, known: Iterable[str], limit: int = 5) -> tuple[str, ..
     for item in known:
         folded.setdefault(item.casefold(), item)
     wanted = name.casefold()
-    inside = sorted((k for k in folded if len(wanted) > 1 and wanted in k), key=lambda k: (len(k), k))
+    inside = sorted((len(k), k) for k in folded if len(wanted) > 1 and wanted in k)
     close = difflib.get_close_matches(wanted, folded, n=limit, cutoff=0.6)
-    return tuple(folded[k] for k in list(dict.fromkeys([*inside, *close]))[:limit])
+    ordered = dict.fromkeys([*(k for _, k in inside), *close])
+    return tuple(folded[k] for k in list(ordered)[:limit])
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
@@ -116,9 +118,7 @@ def _either(names: tuple[str, ...]) -> str:
     return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
 
 
-def _rebuild(
-    kind: type[ForetellError], args: tuple[Any, ...], state: dict[str, Any]
-) -> ForetellError:
+def _rebuild(kind: type[ForetellError], args: tuple[Any, ...], state: dict[str, Any]) -> ForetellError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
