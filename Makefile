@@ -1,0 +1,37 @@
+# One command per chore. Every target works on a fresh machine: it makes .venv and installs what it needs.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install test demo lint types layers format clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Everything: the package, PyTorch with the model zoos, and what the tests need.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	touch $@
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/foretell predict timm:resnet50 --on a100-sxm4-80gb --batch 64
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check src tests benchmarks
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed
+	$(BIN)/lint-imports
+
+test: lint types layers
+	$(BIN)/python -m pytest
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix src tests benchmarks
+
+clean:
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,271 @@
+"""`Graph`: one step of a workload, as an immutable value."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from foretell.errors import InputError, unknown
+from foretell.graph.kinds import KINDS
+from foretell.graph.op import NO_ATTRS, PHASES, ROLES, Op, Storage, Tensor
+from foretell.graph.table import OpTable
+
+CONVENTIONS: tuple[str, ...] = ("matmul", "fvcore")
+MODES: tuple[str, ...] = ("inference", "train", "prefill", "decode")
+SCHEMA = "foretell.graph/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One step: its operations in the order they run, the tensors between them, the memory under those.
+
+    `items` says what one step processes, e.g. ``{"images": 64}`` or ``{"sequences": 8, "tokens": 65536}``; its first
+    entry is what throughput is counted in. `precision` is the one asked for. `context` is the length already cached
+    before a decode step. `parameters` counts elements, a shared tensor once.
+    """
+
+    name: str
+    mode: str
+    precision: str
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    storages: tuple[Storage, ...]
+    parameters: int
+    trainable_parameters: int
+    items: Mapping[str, int]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def batch(self) -> int:
+        """Samples in one step (the first of `items`)."""
+        return next(iter(self.items.values()))
+
+    def macs(self, convention: str = "matmul", phase: str | None = None) -> int:
+        """Multiply-adds of the step (or one phase of it) under a named convention; see the package docstring."""
+        if convention not in CONVENTIONS:
+            raise unknown("FLOP convention", convention, CONVENTIONS)
+        total = 0
+        for op in self.ops:
+            if phase is None or op.phase == phase:
+                total += op.macs * op.repeat
+                if convention == "fvcore":
+                    total += op.norm_macs * op.repeat
+        return total
+
+    def flops(self, convention: str = "matmul", phase: str | None = None, causal: str = "full") -> int:
+        """FLOP of the step: 2 per multiply-add. ``causal="half"`` counts half of causal attention's products."""
+        if causal not in ("full", "half"):
+            raise unknown("way to count causal attention", causal, ("full", "half"))
+        total = 2 * self.macs(convention, phase)
+        if causal == "half":
+            total -= sum(
+                op.macs * op.repeat
+                for op in self.ops
+                if op.attrs.get("causal") and (phase is None or op.phase == phase)
+            )
+        return total
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters as stored."""
+        return sum(s.nbytes for s in self.storages if s.role == "parameter")
+
+    @property
+    def not_counted(self) -> Mapping[str, int]:
+        """Ops that no FLOP rule covers, by name, with how often each runs. A total that leaves these out is partial."""
+        missing: dict[str, int] = {}
+        for op in self.ops:
+            if not op.counted:
+                missing[op.name] = missing.get(op.name, 0) + op.repeat
+        return MappingProxyType(dict(sorted(missing.items())))
+
+    def table(self) -> OpTable:
+        """The ops as NumPy columns, for vectorised costing."""
+        return OpTable.from_ops(self.ops, self.tensors)
+
+    def producers(self) -> Iterator[tuple[int, ...]]:
+        """For each op in turn, the earlier ops whose writes it reads (through shared storages too)."""
+        last_writer: dict[int, int] = {}
+        for index, op in enumerate(self.ops):
+            storages = {self.tensors[t].storage for t in op.inputs}
+            yield tuple(sorted({last_writer[s] for s in storages if s in last_writer}))
+            if op.kind == "view":
+                continue
+            for t in op.outputs:
+                last_writer[self.tensors[t].storage] = index
+
+    def renamed(self, name: str) -> Graph:
+        """The same graph under another name."""
+        return replace(self, name=name)
+
+    # --- JSON ---------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, schema ``foretell.graph/1``: equal graphs give equal data."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "mode": self.mode,
+            "precision": self.precision,
+            "parameters": self.parameters,
+            "trainable_parameters": self.trainable_parameters,
+            "items": dict(self.items),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "provenance": dict(self.provenance),
+            "tensors": [
+                [list(t.shape), t.dtype, t.storage, None if t.strides is None else list(t.strides)]
+                for t in self.tensors
+            ],
+            "storages": [[s.nbytes, s.role, s.born, s.dies] for s in self.storages],
+            "ops": [
+                {
+                    "name": op.name,
+                    "kind": op.kind,
+                    "phase": op.phase,
+                    "module": op.module,
+                    "inputs": list(op.inputs),
+                    "outputs": list(op.outputs),
+                    "attrs": {k: list(v) if isinstance(v, tuple) else v for k, v in op.attrs.items()},
+                    "macs": op.macs,
+                    "norm_macs": op.norm_macs,
+                    "bytes_read": op.bytes_read,
+                    "bytes_written": op.bytes_written,
+                    "gemm": None if op.gemm is None else list(op.gemm),
+                    "dtype": op.dtype,
+                    "repeat": op.repeat,
+                    "counted": op.counted,
+                }
+                for op in self.ops
+            ],
+        }
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The graph as JSON text; also written to `path` when one is given."""
+        text = json.dumps(self.to_dict(), separators=(",", ":"))
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    @staticmethod
+    def from_dict(data: Any, where: str = "graph") -> Graph:
+        """Read what `to_dict` wrote. Raises InputError naming the place that is wrong; nothing is executed."""
+        try:
+            return _from_dict(data, where)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(
+                f"not a {SCHEMA} document: {reason}",
+                where,
+                "write one with `foretell capture WORKLOAD --out graph.json`",
+            ) from error
+
+    @staticmethod
+    def from_json(source: str | os.PathLike[str]) -> Graph:
+        """Read a graph from JSON text, or from the file at a path."""
+        where, text = "graph JSON", source
+        if not (isinstance(source, str) and source.lstrip().startswith("{")):
+            where = os.fspath(source)
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"cannot be read: {error}", where, "give the path of a graph JSON file") from error
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"not JSON: {error}", where, "write one with `foretell capture … --out F`") from error
+        return Graph.from_dict(data, where)
+
+
+def _from_dict(data: Any, where: str) -> Graph:
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ValueError(f"\"schema\" is {data.get('schema') if isinstance(data, dict) else data!r}")
+    if data["mode"] not in MODES:
+        raise unknown("mode", data["mode"], MODES)
+    storages = tuple(
+        Storage(_natural(nbytes), _one_of(role, ROLES), int(born), None if dies is None else int(dies))
+        for nbytes, role, born, dies in data["storages"]
+    )
+    tensors = tuple(
+        Tensor(
+            _naturals(shape),
+            str(dtype),
+            _index(storage, len(storages), "storage"),
+            None if strides is None else tuple(int(s) for s in strides),
+        )
+        for shape, dtype, storage, strides in data["tensors"]
+    )
+    count = len(tensors)
+    ops = tuple(
+        Op(
+            name=str(op["name"]),
+            kind=_one_of(op["kind"], KINDS),
+            phase=_one_of(op["phase"], PHASES),
+            module=str(op["module"]),
+            inputs=tuple(_index(t, count, "tensor") for t in op["inputs"]),
+            outputs=tuple(_index(t, count, "tensor") for t in op["outputs"]),
+            attrs=MappingProxyType({str(k): tuple(v) if isinstance(v, list) else v for k, v in op["attrs"].items()})
+            if op["attrs"]
+            else NO_ATTRS,
+            macs=_natural(op["macs"]),
+            norm_macs=_natural(op["norm_macs"]),
+            bytes_read=_natural(op["bytes_read"]),
+            bytes_written=_natural(op["bytes_written"]),
+            gemm=None if op["gemm"] is None else _gemm(op["gemm"]),
+            dtype=str(op["dtype"]),
+            repeat=_natural(op["repeat"]),
+            counted=bool(op["counted"]),
+        )
+        for op in data["ops"]
+    )
+    items = {str(k): _natural(v) for k, v in data["items"].items()}
+    if not items or min(items.values()) < 1:
+        raise ValueError("\"items\" must name what one step processes, each at least 1")
+    return Graph(
+        name=str(data["name"]),
+        mode=data["mode"],
+        precision=str(data["precision"]),
+        ops=ops,
+        tensors=tensors,
+        storages=storages,
+        parameters=_natural(data["parameters"]),
+        trainable_parameters=_natural(data["trainable_parameters"]),
+        items=MappingProxyType(items),
+        inputs=tuple(_index(t, count, "tensor") for t in data["inputs"]),
+        outputs=tuple(_index(t, count, "tensor") for t in data["outputs"]),
+        provenance=MappingProxyType({str(k): str(v) for k, v in data["provenance"].items()}),
+    )
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is not a whole number ≥ 0")
+    return value
+
+
+def _naturals(values: Any) -> tuple[int, ...]:
+    return tuple(_natural(v) for v in values)
+
+
+def _gemm(values: Any) -> tuple[int, int, int, int]:
+    batch, m, n, k = _naturals(values)
+    return batch, m, n, k
+
+
+def _index(value: Any, count: int, what: str) -> int:
+    if _natural(value) >= count:
+        raise ValueError(f"{what} {value} does not exist (there are {count})")
+    return int(value)
+
+
+def _one_of(value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{value!r} is none of {', '.join(known)}")
+    return str(value)
