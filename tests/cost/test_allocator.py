@@ -85,6 +85,14 @@ def test_a_segment_in_use_is_not_given_back_and_the_error_says_what_is_missing()
     assert len(result.allocated_bytes) == 3  # stopped at event 3
 
 
+@pytest.mark.parametrize("freed", [0, 1])
+def test_a_segment_that_is_partly_in_use_is_not_given_back(freed: int) -> None:
+    events = [(0, 10 * MIB - 512), (1, 10 * MIB - 512), (freed, -1), (2, 20 * MIB)]
+    result = replay(events, capacity_bytes=39 * MIB)
+    assert result.out_of_memory is not None
+    assert result.out_of_memory.reserved_bytes == 20 * MIB
+
+
 def test_expandable_segments_grow_in_steps_and_leave_no_holes_between_segments() -> None:
     events = [(0, 12 * MIB), (1, 12 * MIB), (0, -1), (1, -1), (2, 24 * MIB)]
     result = replay(events, expandable_segments=True)
