@@ -1,0 +1,79 @@
+"""Captured graphs on disk, addressed by what they depend on: the request, the libraries, and this package's own code.
+
+The folder is ``$FORETELL_CACHE`` (default ``~/.cache/foretell``); ``FORETELL_CACHE=off`` turns it off.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from foretell.errors import ForetellError
+from foretell.graph import Graph
+from foretell.workload.options import Options
+
+
+def folder() -> Path | None:
+    """Where captures are kept; None when the cache is off."""
+    setting = os.environ.get("FORETELL_CACHE", "")
+    if setting.lower() in ("off", "0", "none"):
+        return None
+    return Path(setting) if setting else Path.home() / ".cache" / "foretell"
+
+
+@cache
+def _code_fingerprint() -> str:
+    """Changes whenever the code that makes graphs does."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for room in ("graph", "workload"):
+        for file in sorted((package / room).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def key(workload: str, options: Options, libraries: Sequence[str]) -> str:
+    """The address of a capture."""
+    versions = {name: importlib.metadata.version(name) for name in libraries}
+    request = [workload, options.to_dict(), versions, sys.version_info[:2], _code_fingerprint()]
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def cached(
+    workload: str, options: Options, libraries: Sequence[str], make: Callable[[Options], Graph]
+) -> Graph:
+    """`make(options)`, or what it gave before for the same request, libraries and code."""
+    home = folder()
+    if home is None:
+        return make(options)
+    path = home / "graphs" / f"{key(workload, options, libraries)}.json.gz"
+    try:
+        return Graph.from_dict(json.loads(gzip.decompress(path.read_bytes())), str(path))
+    except FileNotFoundError:
+        pass
+    except (OSError, EOFError, zlib.error, ValueError, ForetellError):
+        path.unlink(missing_ok=True)  # a damaged entry is made anew
+    graph = make(options)
+    _write(path, gzip.compress(graph.to_json().encode(), compresslevel=1))
+    return graph
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write whole or not at all; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except OSError:
+        pass

@@ -1,0 +1,378 @@
+"""Workload strings: ``timm:NAME``, ``torchvision:NAME``, ``hf:PATH``, ``llm:NAME``, ``zoo:NAME``, ``py:FILE:FACTORY``.
+
+Each source is one function from a name and `Options` to a `Graph`. Torch and the libraries that hold the models are
+imported only inside them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.errors import CaptureError, ForetellError, InputError, unknown
+from foretell.graph import Graph
+from foretell.workload import cache
+from foretell.workload.options import InputSpec, Options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Source = Callable[[str, Options], Graph]
+
+_SOURCES: dict[str, Source] = {}
+
+
+def source(prefix: str) -> Callable[[Source], Source]:
+    """Register where workloads with this prefix come from; refuses a second one."""
+
+    def register(function: Source) -> Source:
+        if prefix in _SOURCES:
+            raise ValueError(f"workload source {prefix!r} exists already")
+        _SOURCES[prefix] = function
+        return function
+
+    return register
+
+
+def sources() -> tuple[str, ...]:
+    """The known prefixes."""
+    return tuple(_SOURCES)
+
+
+def resolve(workload: str, options: Options) -> Graph:
+    """The graph of a workload string. Raises UnknownNameError, InputError or CaptureError."""
+    prefix, separator, name = workload.partition(":")
+    if not separator:
+        if workload.endswith(".json") or Path(workload).is_file():
+            return Graph.from_json(Path(workload))
+        raise InputError(
+            f"{workload!r} names no workload",
+            repair=f"write PREFIX:NAME with a prefix of {', '.join(sources())}, or the path of a captured graph.json",
+        )
+    if prefix not in _SOURCES:
+        raise unknown("workload prefix", prefix, sources())
+    if not name:
+        raise InputError(f"{workload!r} has no name after the colon", repair=f"write e.g. {_EXAMPLES[prefix]}")
+    return _SOURCES[prefix](name, options)
+
+
+_EXAMPLES = {
+    "timm": "timm:resnet50",
+    "torchvision": "torchvision:vit_b_16",
+    "hf": "hf:config.json",
+    "llm": "llm:llama-3.1-8b",
+    "zoo": "zoo:hardnet68",
+    "py": "py:model.py:make",
+}
+
+
+def need(library: str, extra: str) -> Any:
+    """Import an optional library, or say which extra holds it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ForetellError(
+            f"this workload needs {library}, which does not import here ({error})",
+            hint=f"pip install 'foretell[{extra}]'",
+        ) from error
+
+
+# --- image models -----------------------------------------------------------------------------------------------
+
+
+@source("timm")
+def _timm(name: str, options: Options) -> Graph:
+    timm = need("timm", "zoo")
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        raise unknown("timm model", architecture, timm.list_models())
+
+    def build(image_size: int | None) -> nn.Module:
+        config = timm.get_pretrained_cfg(architecture)
+        default = getattr(config, "input_size", (3, 224, 224))[-1] if config is not None else 224
+        if image_size is not None and image_size != default:
+            try:
+                return timm.create_model(architecture, img_size=image_size)
+            except TypeError:
+                pass  # sizes are free: the model takes no such argument
+        return timm.create_model(architecture)
+
+    def shape(module: nn.Module) -> tuple[int, ...]:
+        config = getattr(module, "pretrained_cfg", None) or {}
+        channels, height, width = config.get("input_size", (3, 224, 224))
+        if options.image_size is not None:
+            height = width = options.image_size
+        return channels, height, width
+
+    def make(_options: Options) -> Graph:
+        module = on_meta(lambda: build(options.image_size))
+        if options.checkpointing:
+            if not hasattr(module, "set_grad_checkpointing"):
+                raise CaptureError(f"timm:{architecture} does not support checkpointing", "leave --checkpointing out")
+            try:
+                module.set_grad_checkpointing(True)
+            except (AssertionError, NotImplementedError) as error:
+                raise CaptureError(
+                    f"timm:{architecture} does not support checkpointing", "leave --checkpointing out"
+                ) from error
+        return _capture_images(f"timm:{architecture}", module, shape(module), options, "timm")
+
+    return cache.cached(f"timm:{architecture}", options, ("torch", "timm"), make)
+
+
+@source("torchvision")
+def _torchvision(name: str, options: Options) -> Graph:
+    models = need("torchvision", "zoo").models
+    if name not in models.list_models():
+        raise unknown("torchvision model", name, models.list_models())
+
+    def make(_options: Options) -> Graph:
+        kwargs: dict[str, Any] = {"weights": None}
+        if name in ("inception_v3", "googlenet"):
+            kwargs["init_weights"] = False  # drawing them takes seconds, and they are never read
+        if "weights_backbone" in _signature(models.get_model_builder(name)):
+            kwargs["weights_backbone"] = None
+        module = on_meta(lambda: models.get_model(name, **kwargs))
+        size = options.image_size or _torchvision_size(models, name)
+        shape: tuple[int, ...] = (3, size, size)
+        if name in models.list_models(module=models.video):
+            shape = (3, 16, size, size)
+        if options.checkpointing:
+            raise CaptureError(f"torchvision:{name} does not support checkpointing", "leave --checkpointing out")
+        return _capture_images(f"torchvision:{name}", module, shape, options, "torchvision")
+
+    return cache.cached(f"torchvision:{name}", options, ("torch", "torchvision"), make)
+
+
+def _torchvision_size(models: Any, name: str) -> int:
+    """The side of the images the published weights are evaluated on."""
+    try:
+        crop = models.get_model_weights(name).DEFAULT.transforms().crop_size
+        return int(crop[0] if isinstance(crop, (list, tuple)) else crop)
+    except (AttributeError, ValueError, TypeError):
+        return 224
+
+
+def _signature(function: Any) -> Mapping[str, Any]:
+    import inspect
+
+    return inspect.signature(function).parameters
+
+
+@source("zoo")
+def _zoo(name: str, options: Options) -> Graph:
+    need("torch", "torch")
+    zoo = importlib.import_module("foretell.workload.zoo")
+    if name not in zoo.models():
+        raise unknown("zoo model", name, zoo.models())
+
+    def make(_options: Options) -> Graph:
+        if options.checkpointing:
+            raise CaptureError(f"zoo:{name} does not support checkpointing", "leave --checkpointing out")
+        module = on_meta(lambda: zoo.build(name))
+        size = options.image_size or zoo.input_size(name)
+        shape = (3, size, size) if isinstance(size, int) else (3, *size)
+        return _capture_images(f"zoo:{name}", module, shape, options, "foretell")
+
+    return cache.cached(f"zoo:{name}", options, ("torch",), make)
+
+
+def _capture_images(
+    name: str, module: nn.Module, shape: tuple[int, ...], options: Options, library: str
+) -> Graph:
+    from foretell.workload.capture import capture_module, example_tensor
+
+    if options.phase not in ("inference", "train"):
+        raise InputError(f"{name} has no {options.phase} phase", repair="give --phase inference or train")
+    images = example_tensor((options.batch, *shape), "float32")
+    inputs, kwargs = named_inputs(options, {"x": images})
+    return capture_module(
+        module,
+        inputs,
+        kwargs,
+        options=options,
+        name=name,
+        items={"images": options.batch * options.accumulate},
+        provenance={"source": library, "input": "x".join(map(str, shape))},
+    )
+
+
+def named_inputs(options: Options, defaults: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword inputs: the user's (`options.inputs`) if given, else the defaults, in order."""
+    from foretell.workload.capture import example_tensor
+
+    if not options.inputs:
+        return tuple(defaults.values()), {}
+    specs: Mapping[str, InputSpec] = options.inputs
+    if all(key.isdigit() or key in defaults for key in specs) and len(specs) <= max(1, len(defaults)):
+        return tuple(example_tensor(s.shape, s.dtype) for s in specs.values()), {}
+    return (), {key: example_tensor(s.shape, s.dtype) for key, s in specs.items()}
+
+
+# --- the user's own ---------------------------------------------------------------------------------------------
+
+
+@source("py")
+def _py(name: str, options: Options) -> Graph:
+    """``FILE.py:FACTORY``: runs the user's own code. FACTORY returns a module, or (module, *example inputs)."""
+    need("torch", "torch")
+    file, _, factory_name = name.rpartition(":")
+    if not file or not factory_name:
+        raise InputError(f"py:{name!r} is not FILE.py:FACTORY", repair="write e.g. py:model.py:make")
+    path = Path(file)
+    if not path.is_file():
+        raise InputError("no such file", str(path), "give the path of the Python file that has the factory")
+    factory = _load_factory(path, factory_name)
+    made = on_meta(factory)
+    module, *examples = made if isinstance(made, tuple) else (made,)
+    return capture_given(module, tuple(examples), options, name=f"py:{path.name}:{factory_name}")
+
+
+def _load_factory(path: Path, name: str) -> Callable[[], Any]:
+    spec = importlib.util.spec_from_file_location(f"_foretell_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError("is not a Python file", str(path), "give a file that ends in .py")
+    namespace = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = namespace
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(namespace)
+    except Exception as error:
+        raise CaptureError(f"{path}: importing it failed: {type(error).__name__}: {error}", "run it by itself first") \
+            from error
+    finally:
+        sys.path.pop(0)
+    factory = getattr(namespace, name, None)
+    if not callable(factory):
+        raise unknown(f"factory in {path}", name, [n for n, v in vars(namespace).items() if callable(v)])
+    return factory  # type: ignore[no-any-return]
+
+
+def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name: str | None = None) -> Graph:
+    """Capture a module that the caller made, on the caller's example inputs or on ``options.inputs``."""
+    from torch import nn
+
+    from foretell.workload.capture import capture_module
+
+    if not isinstance(module, nn.Module):
+        raise InputError(f"got {type(module).__name__}, not a torch.nn.Module", repair="give a module instance")
+    label = name or type(module).__name__
+    if options.phase not in ("inference", "train"):
+        raise InputError(f"{label} has no {options.phase} phase", repair="give --phase inference or train")
+    if options.checkpointing:
+        enable = getattr(module, "set_grad_checkpointing", None) or getattr(
+            module, "gradient_checkpointing_enable", None
+        )
+        if enable is None:
+            raise CaptureError(f"{label} has no switch for checkpointing", "use torch.utils.checkpoint in its forward")
+        enable()
+    kwargs: dict[str, Any] = {}
+    if len(examples) and isinstance(examples[-1], dict):
+        kwargs, examples = dict(examples[-1]), examples[:-1]
+    if options.inputs:
+        examples, kwargs = named_inputs(options, {})
+    if not examples and not kwargs:
+        raise InputError(
+            f"{label}: no example inputs",
+            repair="return (module, example) from the factory, or give --input x=8x3x224x224:float32",
+        )
+    return capture_module(module, examples, kwargs, options=options, name=label)
+
+
+# --- transformers -----------------------------------------------------------------------------------------------
+
+
+@source("hf")
+def _hf(name: str, options: Options) -> Graph:
+    need("transformers", "zoo")
+    from foretell.workload import hf
+
+    return hf.graph(name, options)
+
+
+@source("llm")
+def _llm(name: str, options: Options) -> Graph:
+    from foretell.workload import llm
+
+    if options.inputs:
+        raise InputError("llm: workloads take no --input", repair="give --batch, --seq-len and --context")
+    if options.layout != "nchw":
+        raise InputError("llm: workloads have no image layout", repair="leave --layout out")
+    optimizer = options.optimizer
+    return llm.graph(
+        llm.config(name),
+        phase="prefill" if options.phase == "inference" else options.phase,
+        batch=options.batch,
+        seq_len=options.seq_len or 2048,
+        context=options.context if options.context is not None else options.seq_len or 2048,
+        precision=options.precision,
+        optimizer=optimizer,
+        checkpointing=options.checkpointing,
+        accumulate=options.accumulate,
+    )
+
+
+# --- building without weights -----------------------------------------------------------------------------------
+
+
+def on_meta(build: Callable[[], Any]) -> Any:
+    """Build a model on the meta device: no weight is materialised.
+
+    A constructor that reads values cannot run there; it is run again on fake CPU tensors, which hold small constants.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with quiet():
+        try:
+            with torch.device("meta"):
+                return build()
+        except ForetellError:
+            raise
+        except Exception as first:
+            try:
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    return build()
+            except ForetellError:
+                raise
+            except Exception as error:
+                text = " ".join(str(first).split())[:300]
+                raise CaptureError(
+                    f"building the model failed: {type(first).__name__}: {text}",
+                    "build it without loading weights or reading tensor values in the constructor",
+                ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the libraries' warnings while a model is built: nobody asked for their advice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def load_json_object(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file; InputError says what is wrong and where."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", str(path), f"give the path of a {what}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}", str(path), f"give a {what}") from error
+    if not isinstance(data, dict):
+        raise InputError("not a JSON object", str(path), f"give a {what}")
+    return data
+
+
+def without(options: Options, *names: str) -> Options:
+    """`options` with some settings back at their defaults, for cache keys that they do not change."""
+    defaults = Options()
+    return replace(options, **{name: getattr(defaults, name) for name in names})
