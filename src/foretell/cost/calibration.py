@@ -1,0 +1,81 @@
+"""Calibrations: constants of a cost model with where they come from, as JSON files in ``calibrations/``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from foretell.errors import InputError, unknown
+
+SCHEMA = "foretell.calibration/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants by dotted name, intervals by condition, and their `provenance` (data, rows, licence, date, versions).
+
+    `intervals` maps a condition such as ``inference.eager`` to the factors (low, high) around a prediction between
+    which 80 % of the held-out measurements lay.
+    """
+
+    model: str
+    constants: Mapping[str, float]
+    intervals: Mapping[str, tuple[float, float]]
+    provenance: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> float:
+        try:
+            return self.constants[name]
+        except KeyError:
+            raise unknown(f"constant of calibration {self.model!r}", name, self.constants) from None
+
+    def replace(self, constants: Mapping[str, float]) -> Calibration:
+        """The same calibration with some constants changed."""
+        for name in constants:
+            self[name]
+        return Calibration(self.model, {**self.constants, **constants}, self.intervals, self.provenance)
+
+
+@cache
+def load(model: str) -> Calibration:
+    """The shipped calibration of a cost model."""
+    source = files("foretell.cost") / "calibrations" / f"{model}.json"
+    return parse(source.read_text(encoding="utf-8"), source.name)
+
+
+def parse(text: str, where: str) -> Calibration:
+    """Read a calibration. Raises InputError naming what is wrong and where."""
+    repair = f"see the shipped files for schema {SCHEMA}"
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON: {error}", where, repair) from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise InputError(f'"schema" is not {SCHEMA!r}', where, repair)
+    for key in ("model", "constants", "intervals", "provenance"):
+        if key not in data:
+            raise InputError(f"missing key {key!r}", where, repair)
+    constants = {}
+    for name, value in data["constants"].items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise InputError(f"constant {name!r} is {value!r}, not a number ≥ 0", where, repair)
+        constants[name] = float(value)
+    intervals = {}
+    for name, pair in data["intervals"].items():
+        if not isinstance(pair, list) or len(pair) != 2 or not 0 < pair[0] <= pair[1]:
+            raise InputError(f"interval {name!r} is {pair!r}, not [low, high] with 0 < low ≤ high", where, repair)
+        intervals[name] = (float(pair[0]), float(pair[1]))
+    if "default" not in intervals:
+        raise InputError('intervals lack "default"', where, repair)
+    return Calibration(
+        str(data["model"]),
+        MappingProxyType(constants),
+        MappingProxyType(intervals),
+        MappingProxyType(data["provenance"]),
+    )

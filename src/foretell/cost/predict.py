@@ -1,0 +1,134 @@
+"""`estimate`: a graph on a device, as an `Estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from foretell.cost.energy import energy_of
+from foretell.cost.estimate import BOUNDS, Estimate, Memory, OpEstimates, frozen
+from foretell.cost.model import Settings, models
+from foretell.cost.program import Program, lower
+from foretell.graph import Graph
+from foretell.hardware.device import Device
+
+# What a step's time leaves out whatever the graph.
+_LEFT_OUT = ("data loading", "host-device input copies")
+
+# A module is split into its children while it holds more than this share of the time.
+_MODULE_SHARE = 0.25
+_MODULES = 24
+
+
+def estimate(
+    graph: Graph,
+    device: Device,
+    *,
+    runtime: str = "eager",
+    model: str = "roofline",
+    memory: Memory | None = None,
+    program: Program | None = None,
+) -> Estimate:
+    """How long, how large and how dear one step of `graph` is on `device`.
+
+    `memory` and `program` (the graph lowered for `runtime`) are computed where not given; both depend on the graph
+    alone, or nearly, so one caller asking for many devices may pass them on. Raises UnknownNameError for a runtime or
+    model we do not know, InputError where the device lacks a number that nothing stands in for.
+    """
+    predictor = models()[model]
+    settings = Settings.of(graph, runtime)
+    if program is None:
+        program = lower(graph, runtime)
+    times = predictor.op_times(program, device, settings)
+    step = predictor.step(program, times, settings)
+    repeat = program.table.repeat
+
+    compute, moving = times.compute_s * repeat, times.memory_s * repeat
+    launch = times.launch_s * repeat + step.gap_s
+    limit = np.maximum(compute, moving)
+    by_compute = compute >= moving
+    bound = np.where(launch > limit, 2, np.where(by_compute, 0, 1)).astype(np.int8)
+    breakdown = dict(
+        zip(
+            BOUNDS,
+            (float(limit[by_compute].sum()), float(limit[~by_compute].sum()), float(launch.sum())),
+            strict=True,
+        )
+    )
+    time_s = sum(breakdown.values())
+    low, high, basis = predictor.interval(program, device, settings)
+    energy, energy_notes = energy_of(device, times, step, repeat)
+    op_time = limit + launch
+    ideal = float((times.ideal_s * repeat).sum())
+    return Estimate(
+        workload=graph.name,
+        device=device.name,
+        mode=graph.mode,
+        precision=graph.precision,
+        runtime=runtime,
+        model=model,
+        items=graph.items,
+        time_s=time_s,
+        time_interval_s=(time_s * low, time_s * high),
+        interval_basis=basis,
+        breakdown_s=frozen(breakdown),
+        flops=graph.flops(),
+        macs=graph.macs(),
+        parameters=graph.parameters,
+        mfu=min(1.0, ideal / time_s) if ideal > 0 else None,  # min: rounding
+        memory=_memory(graph, device) if memory is None else memory,
+        energy_j=None if energy is None else float(energy.sum()),
+        cost_usd=None if device.price_usd_per_h is None else device.price_usd_per_h * time_s / 3600.0,
+        ops=OpEstimates(
+            time_s=op_time, compute_s=compute, memory_s=moving, launch_s=launch, bound=bound, energy_j=energy
+        ),
+        modules=dearest_modules([op.module for op in graph.ops], op_time.tolist()),
+        not_counted=frozen({**graph.not_counted, **dict.fromkeys(_LEFT_OUT, 0)}),
+        notes=(*times.notes, *energy_notes),
+        host_s=step.host_s,
+    )
+
+
+def _memory(graph: Graph, device: Device) -> Memory:
+    from foretell.cost.memory import peak_memory
+
+    return peak_memory(graph, device)
+
+
+def dearest_modules(paths: list[str], times_s: list[float]) -> tuple[tuple[str, float], ...]:
+    """Time by module, dearest first, at the depth that tells something.
+
+    Starts from the top-level modules and splits those that hold more than a quarter of the time into their children,
+    as long as they have several. Times sum to the total; ops outside any module stand under ``""``.
+
+    >>> dearest_modules(["a.x", "a.y", "b", ""], [4.0, 3.0, 2.0, 1.0])
+    (('a.x', 4.0), ('a.y', 3.0), ('b', 2.0), ('', 1.0))
+    """
+    total = sum(times_s)
+    times: dict[str, float] = {}
+    for path, time in zip(paths, times_s, strict=True):
+        times[path] = times.get(path, 0.0) + time
+    groups = _children("", times)
+    kept: dict[str, float] = {}
+    while groups:
+        name, members = groups.popitem()
+        share = sum(members.values())
+        children = _children(name, members) if share > _MODULE_SHARE * total else {}
+        if (len(children) > 1 and len(groups) + len(kept) + len(children) <= _MODULES) or (
+            len(children) == 1 and name not in children
+        ):
+            groups |= children
+        else:
+            kept[name] = kept.get(name, 0.0) + share
+    return tuple(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _children(parent: str, times: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The paths of `times` by the module one level below `parent`; the parent's own ops stand under its name."""
+    depth = len(parent.split(".")) if parent else 0
+    result: dict[str, dict[str, float]] = {}
+    for path, time in times.items():
+        name = ".".join(path.split(".")[: depth + 1]) if path else ""
+        result.setdefault(name, {})[path] = time
+    return result
