@@ -1,0 +1,251 @@
+"""The commands. Each checks what is cheap to check first, so that a slip shows before anything slow begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretell.cli import options as opt
+from foretell.cli.group import ForetellGroup
+
+if TYPE_CHECKING:
+    from foretell.graph import Graph
+    from foretell.hardware import Device
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=ForetellGroup,
+    name="foretell",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="--devices and --debug may also follow the command.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from foretell import __version__
+
+        typer.echo(f"foretell {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _foretell(
+    devices: Annotated[
+        Path | None,
+        typer.Option(
+            "--devices", metavar="DIR", help="Also read device files (TOML) from this folder.", show_default=False
+        ),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """How fast, how large, how full and how dear a workload will be on given hardware, before anything runs."""
+    if devices is not None:
+        from foretell.hardware import add_devices
+
+        add_devices(devices)
+
+
+@app.command()
+def predict(
+    context_: typer.Context,
+    workload: opt.Workload,
+    on: opt.On,
+    batch: opt.Batch = None,
+    image_size: opt.ImageSize = None,
+    seq_len: opt.SeqLen = None,
+    inputs: opt.Input = None,
+    phase: opt.Phase = None,
+    context: opt.Context = None,
+    train: opt.Train = False,
+    optimizer: opt.Optimizer = None,
+    accumulate: opt.Accumulate = None,
+    checkpointing: opt.Checkpointing = False,
+    precision: opt.Precision = None,
+    layout: opt.Layout = None,
+    runtime: opt.Runtime = "eager",
+    model: opt.Model = "roofline",
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="KEY",
+            help="Order of several devices: asked, device, time, throughput, memory, mfu, energy or cost.",
+        ),
+    ] = "asked",
+    json: opt.Json = False,
+) -> None:
+    """Time, memory, energy and cost of one step: a card for one device, a table for several."""
+    from foretell import cost, report
+    from foretell.cli.terminal import progress, show, show_text
+
+    devices = _devices(on)
+    _check(runtime, model)
+    report.sorted_estimates([], sort)
+    graph = _capture(workload, context_)
+    with progress(f"Costing {graph.name} on {len(devices)} devices"):
+        estimates = [cost.estimate(graph, device, runtime=runtime, model=model) for device in devices]
+    estimates = report.sorted_estimates(estimates, sort)
+    settings = report.graph_settings(graph)
+    if json:
+        documents = [estimate.to_dict() for estimate in estimates]
+        show_text(report.json_text(documents if len(devices) > 1 else documents[0]))
+    elif len(devices) > 1:
+        show(report.comparison(estimates, settings=settings))
+    else:
+        show(report.card(estimates[0], settings=settings, device=devices[0]))
+
+
+@app.command()
+def capture(
+    context_: typer.Context,
+    workload: opt.Workload,
+    batch: opt.Batch = None,
+    image_size: opt.ImageSize = None,
+    seq_len: opt.SeqLen = None,
+    inputs: opt.Input = None,
+    phase: opt.Phase = None,
+    context: opt.Context = None,
+    train: opt.Train = False,
+    optimizer: opt.Optimizer = None,
+    accumulate: opt.Accumulate = None,
+    checkpointing: opt.Checkpointing = False,
+    precision: opt.Precision = None,
+    layout: opt.Layout = None,
+    ops: Annotated[bool, typer.Option("--ops", help="List every operation.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the graph to a file.", show_default=False)
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """What one step does: operations, arithmetic, traffic, parameters. Nothing runs."""
+    from foretell import report
+    from foretell.cli.terminal import show, show_text
+
+    if out is not None:
+        _check_writable(out)
+    graph = _capture(workload, context_)
+    if out is not None:
+        _write(graph, out)
+    if json:
+        show_text(report.json_text(graph.to_dict(), indent=None))
+    elif ops:
+        show(report.op_table(graph))
+    else:
+        show(report.graph_summary(graph, settings=report.graph_settings(graph)))
+
+
+@app.command()
+def explain(
+    context_: typer.Context,
+    workload: opt.Workload,
+    on: opt.OneDevice,
+    op: Annotated[
+        int | None,
+        typer.Option(
+            "--op", metavar="N", help="Index of an operation; without it the dearest are listed.", show_default=False
+        ),
+    ] = None,
+    batch: opt.Batch = None,
+    image_size: opt.ImageSize = None,
+    seq_len: opt.SeqLen = None,
+    inputs: opt.Input = None,
+    phase: opt.Phase = None,
+    context: opt.Context = None,
+    train: opt.Train = False,
+    optimizer: opt.Optimizer = None,
+    accumulate: opt.Accumulate = None,
+    checkpointing: opt.Checkpointing = False,
+    precision: opt.Precision = None,
+    layout: opt.Layout = None,
+    runtime: opt.Runtime = "eager",
+    model: opt.Model = "roofline",
+) -> None:
+    """How the time of one operation comes about: the formula with its numbers in it."""
+    from foretell import cost, report
+    from foretell.cli.terminal import show, show_text
+    from foretell.errors import InputError
+
+    devices = _devices(on)
+    if len(devices) > 1:
+        raise InputError(f"{on!r} names several devices", "--on", "explain on one")
+    _check(runtime, model)
+    graph = _capture(workload, context_)
+    if op is not None:
+        show_text(cost.explain(graph, devices[0], op, runtime=runtime, model=model))
+    else:
+        estimate = cost.estimate(graph, devices[0], runtime=runtime, model=model)
+        show(report.dearest_ops(graph, estimate))
+
+
+@app.command("devices")
+def devices_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A device to show in full.", show_default=False)
+    ] = None,
+) -> None:
+    """The catalogue of devices, or one of them in full with the source of every number."""
+    from foretell import report
+    from foretell.cli.terminal import show
+    from foretell.hardware import device, devices
+
+    if name is None:
+        show(report.device_list([device(known) for known in devices()]))
+    else:
+        show(report.device_view(device(name)))
+
+
+def _devices(names: str) -> list[Device]:
+    from foretell.errors import InputError
+    from foretell.hardware import device
+
+    wanted = [name.strip() for name in names.split(",")]
+    if not all(wanted):
+        raise InputError(f"{names!r} has an empty name", "--on", "write e.g. --on t4,a100-sxm4-80gb")
+    return [device(name) for name in wanted]
+
+
+def _check(runtime: str, model: str) -> None:
+    from foretell.cost.model import Settings, models
+
+    Settings(runtime=runtime)
+    models()[model]
+
+
+def _capture(workload: str, context: typer.Context) -> Graph:
+    import foretell
+    from foretell.cli.terminal import progress
+    from foretell.workload.options import options
+
+    settings = opt.capture_settings(context.params)
+    options(**settings)  # a wrong one shows before torch is imported
+    with progress(f"Capturing {workload}"):
+        graph: Graph = foretell.capture(workload, **settings)
+    return graph
+
+
+def _check_writable(path: Path) -> None:
+    from foretell.errors import InputError
+
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError("cannot be written", f"--out {path}", "give a file in a folder that exists")
+
+
+def _write(graph: Graph, path: Path) -> None:
+    from foretell.errors import InputError
+
+    try:
+        graph.to_json(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror or error}", f"--out {path}", "give another file"
+        ) from error

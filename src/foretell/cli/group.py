@@ -1,0 +1,94 @@
+"""How the command line fails: one line on standard error and an exit code, or the traceback with ``--debug``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from foretell.errors import ForetellError
+
+__all__ = ["ForetellGroup", "hoisted", "one_line"]
+
+# typer exports BadParameter only; its bases are what it raises for any wrong use, whichever click it carries.
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+
+def hoisted(arguments: Iterable[str]) -> list[str]:
+    """`arguments` with foretell's own options moved before the command, so that they may also follow it.
+
+    >>> hoisted(["predict", "w", "--debug", "--on", "t4", "--devices", "mine"])
+    ['--debug', '--devices', 'mine', 'predict', 'w', '--on', 't4']
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            rest += [argument, *remaining]
+        elif argument == "--debug" or argument.startswith("--devices="):
+            front.append(argument)
+        elif argument == "--devices":
+            front += [argument, *([value] if (value := next(remaining, None)) is not None else [])]
+        else:
+            rest.append(argument)
+    return front + rest
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line: our own say what, where and the repair; others get their type."""
+    if isinstance(error, ForetellError):
+        return " ".join(f"error: {error}".split())
+    if isinstance(error, _UsageError):
+        message = " ".join(error.format_message().split()).rstrip(".")
+        context = error.ctx
+        where = context.command_path if context is not None else "foretell"
+        return f"error: {message}; see {where} --help"
+    said = " ".join(str(error).split())
+    kind = type(error).__name__
+    return f"error: {kind}: {said or 'no message'}; run again with --debug for the traceback"
+
+
+class ForetellGroup(TyperGroup):
+    """The group of commands; catches what they raise."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> None:
+        """Run the command that `args` name and exit the interpreter with its code."""
+        arguments = hoisted(sys.argv[1:] if args is None else args)
+        debug = "--debug" in arguments[: arguments.index("--")] if "--" in arguments else "--debug" in arguments
+        if not debug:
+            _hush()
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args=arguments, prog_name=prog_name or "foretell", **extra)
+        except typer.Abort:
+            sys.exit(130)
+        except Exception as error:  # the outermost frame: whatever comes here would be a traceback otherwise
+            if debug and not isinstance(error, _UsageError):
+                import traceback
+
+                traceback.print_exc()
+            else:
+                print(one_line(error), file=sys.stderr)
+            sys.exit(_code(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, ForetellError):
+        return error.exit_code
+    return 2 if isinstance(error, _UsageError) else 1
+
+
+def _hush() -> None:
+    """Keep the chatter of libraries off the terminal; what matters to a figure is in its notes."""
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -1,0 +1,105 @@
+"""Several estimates of one workload side by side, a row a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from foretell.cost.estimate import Estimate
+from foretell.errors import unknown
+from foretell.report.text import Flow, add_row, interval, not_counted_text, rate, share
+from foretell.units import format_bytes, format_energy, format_money, format_time
+
+__all__ = ["SORT_KEYS", "comparison", "sorted_estimates"]
+
+_WIDE = 100  # cells from which columns are set apart further
+
+# Best first; what is unknown comes last, whatever the order.
+_ORDER: Mapping[str, Callable[[Estimate], float | None]] = {
+    "time": lambda e: e.time_s,
+    "throughput": lambda e: -e.throughput_per_s,
+    "memory": lambda e: e.memory.peak_bytes,
+    "mfu": lambda e: None if e.mfu is None else -e.mfu,
+    "energy": lambda e: e.energy_j,
+    "cost": lambda e: e.cost_usd,
+}
+SORT_KEYS: tuple[str, ...] = ("asked", "device", *_ORDER)
+
+
+def sorted_estimates(estimates: Sequence[Estimate], by: str = "asked") -> list[Estimate]:
+    """`estimates` with the best first by one of `SORT_KEYS`; ``asked`` leaves them as they were asked for."""
+    if by not in SORT_KEYS:
+        raise unknown("sort key", by, SORT_KEYS)
+    if by == "asked":
+        return list(estimates)
+    if by == "device":
+        return sorted(estimates, key=lambda e: e.device)
+
+    def rank(estimate: Estimate) -> tuple[bool, float]:
+        value = _ORDER[by](estimate)
+        return value is None, 0.0 if value is None else value
+
+    return sorted(estimates, key=rank)
+
+
+def comparison(estimates: Sequence[Estimate], *, settings: Sequence[str] = ()) -> RenderableType:
+    """A table of `estimates`, in their order. They are of one workload in one mode; `settings` are said above it."""
+    first = estimates[0]
+    lines: list[RenderableType] = [
+        Text(f"{first.workload} · {first.mode}", style="bold"),
+        Flow(*settings, first.precision, first.runtime, f"{first.model} model"),
+        Text(""),
+        _Rows(estimates),
+    ]
+    # What holds for every device is said once, the rest with its device.
+    shared = [note for note in first.notes if all(note in e.notes for e in estimates)]
+    notes = [Text(note) for note in shared]
+    notes += [Text(f"{e.device}: {note}") for e in estimates for note in e.notes if note not in shared]
+    left_out: dict[str, int] = {}
+    for estimate in estimates:
+        left_out.update(estimate.not_counted)
+    if left_out:
+        notes.append(Text(f"Not counted: {not_counted_text(left_out)}"))
+    if notes:
+        lines += [Text(""), *notes]
+    return Group(*lines)
+
+
+class _Rows:
+    """The table itself: ten columns, which 80 cells just hold."""
+
+    def __init__(self, estimates: Sequence[Estimate]) -> None:
+        self.estimates = estimates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 3 if options.max_width >= _WIDE else 1
+        noun, number = next(iter(self.estimates[0].items.items()))
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        table.add_column("device", no_wrap=True, min_width=10)
+        table.add_column("time", justify="right", no_wrap=True)
+        for name in ("80 % range", f"{noun}/s", "memory", "fits", "MFU", "energy", "cost/M"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for e in self.estimates:
+            fits = {True: "yes", False: "no", None: "?"}[e.memory.fits]
+            row = [
+                e.device,
+                format_time(e.time_s),
+                interval(*e.time_interval_s),
+                rate(e.throughput_per_s),
+                format_bytes(e.memory.peak_bytes),
+                fits,
+                "?" if e.mfu is None else share(e.mfu),
+                "?" if e.energy_j is None else format_energy(e.energy_j),
+                "?" if e.cost_usd is None else format_money(1e6 * e.cost_usd / number),
+            ]
+            add_row(table, *row, style=None if e.memory.fits is not False else "dim")
+        yield table
+        yield Text("")
+        units = f"time and energy are of one step, cost of a million {noun}"
+        yield Text(units + ("; ? is unknown" if self._gaps() else ""), style="dim")
+
+    def _gaps(self) -> bool:
+        return any(None in (e.mfu, e.energy_j, e.cost_usd, e.memory.fits) for e in self.estimates)
