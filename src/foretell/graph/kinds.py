@@ -11,7 +11,7 @@ from functools import cache
 _MEMBERS: dict[str, str] = {
     "matmul": "mm addmm linear linear_backward mv addmv addr dot vdot _scaled_mm _int_mm",
     "batched_matmul": "bmm baddbmm addbmm einsum matmul",
-    "grouped_matmul": "grouped_mm _grouped_mm _scaled_grouped_mm grouped_mm_backward",
+    "grouped_matmul": "grouped_mm grouped_mm_weight _grouped_mm _scaled_grouped_mm",
     "convolution": "convolution convolution_backward",
     "attention": "sdpa sdpa_backward",
     "normalization": """
@@ -74,7 +74,7 @@ _MEMBERS: dict[str, str] = {
         split_with_sizes chunk unbind detach alias as_strided diagonal unfold view_as_real view_as_complex real imag
         movedim lift lift_fresh resize empty empty_like new_empty empty_strided new_empty_strided sym_size
         set narrow empty_permuted unsafe_split unsafe_split_with_sizes unsafe_chunk record_stream _has_same_storage_numel
-        is_same_size stride numel size positive numpy_T mT flatten unflatten""",
+        is_same_size stride numel size positive _conj _neg_view numpy_T mT flatten unflatten""",
     "pointwise": """
         add sub rsub mul div true_divide floor_divide remainder fmod pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt
         reciprocal neg abs sign sgn floor ceil round trunc frac clamp clamp_min clamp_max maximum minimum fmax fmin

@@ -114,9 +114,10 @@ def _linear(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, A
     return m * n * k, (1, m, n, k)
 
 
-@rule("grouped_mm", "_grouped_mm", "_scaled_grouped_mm")
+@rule("grouped_mm", "grouped_mm_weight", "_grouped_mm", "_scaled_grouped_mm")
 def _grouped_mm(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Arithmetic:
-    """Rows (m, k) sorted by group against weights (g, k, n); or, for weight gradients, (m, k) against (k, n).
+    """Rows (m, k) sorted by group against weights (g, k, n); or, for weight gradients,
+    rows (r, m) against rows (r, n) summed within each group.
 
     Every row belongs to one group, so the arithmetic does not depend on how rows fall into groups.
     """
@@ -125,11 +126,11 @@ def _grouped_mm(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[st
         m, k = a.shape
         groups, _, n = b.shape
         return m * n * k, (groups, max(1, m // groups), n, k)
-    if len(a.shape) == 2 and len(b.shape) == 2:  # the reduced dimension is the grouped one
-        m, k = a.shape
+    if len(a.shape) == 2 and len(b.shape) == 2:  # the rows, reduced over, are the grouped dimension
+        rows, m = a.shape
         n = b.shape[1]
         groups = outs[0].shape[0]
-        return m * n * k, (groups, m, n, max(1, k // groups))
+        return rows * m * n, (groups, m, n, max(1, rows // groups))
     return _matmul(a, b)
 
 

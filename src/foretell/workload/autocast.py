@@ -1,8 +1,8 @@
 """CUDA's autocast rules, applied to fake CPU tensors.
 
 PyTorch keeps one list of casts per device: CPU autocast leaves layer and group norm, softmax, pow, exp, sum and
-interpolation in half precision where CUDA's goes to float32 (lists: aten/src/ATen/autocast_mode.h; documented under
-"CUDA Ops that can autocast" of torch.amp). While `cuda_autocast` is active, the CPU lists are CUDA's; the real ones
+interpolation in half precision where CUDA's goes to float32 (lists: ATen/autocast_mode.h, which a PyTorch
+installation includes; a test compares them). While `cuda_autocast` is active, the CPU lists are CUDA's; the real ones
 are put back afterwards. A test holds the resulting types equal to a forward on fake CUDA tensors.
 """
 
@@ -20,18 +20,14 @@ _HALF = (torch.float16, torch.bfloat16)
 
 _LOWER = """addmv addr mv prelu chain_matmul linalg_multi_dot"""
 
-_FP32 = """
-    __rpow__ acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
-    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm
-    nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
-    kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
-    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-    _upsample_bicubic2d_aa upsample_linear1d upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
-    upsample_bilinear2d.vec _upsample_bilinear2d_aa.vec upsample_trilinear3d.vec upsample_bicubic2d.vec
-    _upsample_bicubic2d_aa.vec upsample_linear1d.vec _upsample_nearest_exact2d.vec
-    """
+_FP32 = """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+    nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+    hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
+    soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
+    logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d
+    upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
+    upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"""
 
 # The result type is set to float32 inside the kernel: no separate cast of the operand.
 _FP32_RESULT = """prod prod.dim_int cumprod cumsum linalg_vector_norm linalg_matrix_norm

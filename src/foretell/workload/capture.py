@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -24,11 +25,11 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
-from foretell.errors import CaptureError, InputError
+from foretell.errors import CaptureError, ForetellError, InputError
 from foretell.graph import Graph
 from foretell.workload.autocast import cuda_autocast
 from foretell.workload.options import Options
-from foretell.workload.sdpa import fused_attention
+from foretell.workload.fused import fused_operations
 from foretell.workload.trace import Recorder
 
 _CAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,7 +63,7 @@ def capture_module(
     with ExitStack() as stack:
         stack.enter_context(_eager_compiled(module))
         stack.enter_context(_without_mha_fastpath())
-        stack.enter_context(fused_attention())
+        stack.enter_context(fused_operations())
         parameters, buffers = stack.enter_context(_rehomed(module, fake, options))
         stack.enter_context(_mode(module, training))
         inputs = _fake_inputs((tuple(args), dict(kwargs or {})), fake, options)
@@ -393,9 +394,12 @@ _VALUE_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, G
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
     """Turn a failure inside the module into one error that names the user's line and the repair."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # it prints a traceback of what is told here in one line
     try:
         yield
-    except CaptureError:
+    except ForetellError:
         raise
     except _VALUE_DEPENDENT as error:
         raise CaptureError(
@@ -410,6 +414,8 @@ def _explained(name: str) -> Iterator[None]:
             f"{name}: the module failed: {type(error).__name__}: {text[:300]}{_user_line(error)}",
             "check that it runs on these inputs; give other ones with --input NAME=SHAPE:DTYPE (inputs=…)",
         ) from error
+    finally:
+        logger.setLevel(level)
 
 
 def _user_line(error: BaseException) -> str:

@@ -1,11 +1,12 @@
-"""Scaled dot-product attention as one operation, forward and backward.
+"""Operations that a GPU runs as one fused kernel, and that fake CPU tensors would decompose or refuse.
 
-On fake CPU tensors PyTorch would choose its CPU kernel or decompose into products and a softmax; a GPU runs one fused
-kernel. While `fused_attention` is active, ``aten::scaled_dot_product_attention`` becomes ``foretell::sdpa``, which saves what the flash kernel saves: q, k, v, the output and one log-sum-exp a query.
+While `fused_operations` is active, attention becomes ``foretell::sdpa``, which saves what the flash kernel saves (q, k,
+v, the output and one log-sum-exp a query), and the experts' product becomes ``foretell::grouped_mm`` in any type.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,14 +70,67 @@ def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor 
 
 sdpa.register_autograd(_backward, setup_context=_setup_context)
 
+@torch.library.custom_op("foretell::grouped_mm", mutates_args=())
+def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Rows of `a` (m, k) that fall into groups ending at `ends` (g,), each with its own matrix of `b` (g, k, n)."""
+    starts = [0, *ends.tolist()]
+    return torch.cat([a[s:e] @ b[g] for g, (s, e) in enumerate(itertools.pairwise(starts))])
+
+
+@grouped_mm.register_fake
+def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[-1]))
+
+
+@torch.library.custom_op("foretell::grouped_mm_weight", mutates_args=())
+def grouped_mm_weight(a: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    """Weight gradients (g, k, n): rows of `a` (m, k) against rows of `grad` (m, n), summed within each group."""
+    starts = [0, *ends.tolist()]
+    return torch.stack([a[s:e].T @ grad[s:e] for s, e in itertools.pairwise(starts)])
+
+
+@grouped_mm_weight.register_fake
+def _(a: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    return a.new_empty((ends.shape[0], a.shape[1], grad.shape[1]))
+
+
+def _grouped_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, ends = ctx.saved_tensors
+    grad_a = grouped_mm(grad, b.transpose(-2, -1), ends) if ctx.needs_input_grad[0] else None
+    grad_b = grouped_mm_weight(a, grad, ends) if ctx.needs_input_grad[1] else None
+    return grad_a, grad_b, None
+
+
+grouped_mm.register_autograd(_grouped_backward, setup_context=_grouped_setup)
+
+
+def _grouped(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    if a.dim() != 2 or b.dim() != 3 or offs is None:
+        raise RuntimeError(f"grouped product of {tuple(a.shape)} and {tuple(b.shape)}: only rows by group are known")
+    out = grouped_mm(a, b, offs)
+    out = out if bias is None else out + bias
+    return out if out_dtype is None else out.to(out_dtype)
+
+
 @contextmanager
-def fused_attention() -> Iterator[None]:
-    """While active, every attention call on CPU tensors, from Python or C++, becomes ``foretell::sdpa``."""
+def fused_operations() -> Iterator[None]:
+    """While active, every attention call and grouped product on CPU tensors, from Python or C++, is one operation."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # overriding a registered kernel is the point
             library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
+            library.impl("_grouped_mm", _grouped, "AutogradCPU")
         yield
     finally:
         library._destroy()
@@ -93,7 +147,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if query.dim() > 3 and key.shape[-3] != query.shape[-3] and not enable_gqa:
+    if query.dim() > 3 and key.shape[-3] not in (1, query.shape[-3]) and not enable_gqa:
         raise RuntimeError(
             f"attention heads differ: query {tuple(query.shape)}, key {tuple(key.shape)}; pass enable_gqa=True"
         )
@@ -104,6 +158,6 @@ def _attention(
         )
     lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     query, key, value = (
-        t if t.shape[:-3] == lead else t.expand(*lead, *t.shape[-3:]) for t in (query, key, value)
+        t if t.dim() < 4 or t.shape[:-3] == lead else t.expand(*lead, *t.shape[-3:]) for t in (query, key, value)
     )
     return sdpa(query, key, value, attn_mask, is_causal)[0]
