@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from foretell.cost.estimate import Estimate, Memory, OpEstimates, frozen
+from foretell.graph import Graph, Storage, Tensor, make_op
 
 GIB = 2**30
 MIB = 2**20
@@ -76,13 +79,53 @@ def make_estimate(**changes: Any) -> Estimate:
     return Estimate(**{**values, **changes})
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def estimate() -> Callable[..., Estimate]:
     """`estimate(time_s=…)` gives the sample estimate with those fields changed."""
     return make_estimate
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def memory() -> Callable[..., Memory]:
     """`memory(peak_bytes=…)` gives the sample memory with those fields changed."""
     return make_memory
+
+
+@pytest.fixture(scope="session")
+def printed() -> Callable[..., str]:
+    """`printed(renderable, width=80, terminal=False)` is what a console of that width shows, without colours."""
+
+    def show(renderable: Any, width: int = 80, terminal: bool = False) -> str:
+        out = io.StringIO()
+        Console(file=out, width=width, force_terminal=terminal, color_system=None).print(renderable)
+        return out.getvalue()
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def graph() -> Graph:
+    """A training step by hand: x (4×8) · w (8×16), relu three times, the weight's gradient, an op without a rule."""
+    shapes = ((4, 8), (8, 16), (4, 16), (4, 16), (8, 4), (8, 16))
+    tensors = tuple(Tensor(shape, "float32", i) for i, shape in enumerate(shapes))
+    roles = ("input", "parameter", "activation", "temporary", "temporary", "gradient")
+    storages = tuple(Storage(t.nbytes, role) for t, role in zip(tensors, roles, strict=True))
+    ops = (
+        make_op("aten.mm.default", tensors, (0, 1), (2,), module="fc"),
+        make_op("aten.relu.default", tensors, (2,), (3,), module="act", repeat=3),
+        make_op("aten.mm.default", tensors, (4, 3), (5,), module="fc", phase="backward"),
+        make_op("mine.strange.default", tensors, (5,), (1,), phase="optimizer"),
+    )
+    return Graph(
+        name="py:mlp.py:make",
+        mode="train",
+        precision="fp32",
+        ops=ops,
+        tensors=tensors,
+        storages=storages,
+        parameters=128,
+        trainable_parameters=128,
+        items={"samples": 4},
+        inputs=(0,),
+        outputs=(3,),
+    )

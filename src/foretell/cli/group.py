@@ -75,7 +75,7 @@ class ForetellGroup(TyperGroup):
                 import traceback
 
                 traceback.print_exc()
-            else:
+            elif str(error) or not isinstance(error, _UsageError):  # without arguments the help says enough
                 print(one_line(error), file=sys.stderr)
             sys.exit(_code(error))
         sys.exit(code if isinstance(code, int) else 0)

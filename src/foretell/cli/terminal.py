@@ -29,8 +29,14 @@ def _console() -> Console:
 def show(*renderables: RenderableType) -> None:
     """Print cards and tables."""
     console = _console()
-    for renderable in renderables:
-        console.print(renderable)
+    if console.is_terminal:
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def show_text(text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -17,40 +17,57 @@ from foretell.units import format_bytes, format_count, format_money, format_powe
 
 __all__ = ["device_list", "device_view", "quantity"]
 
+_KINDS = ("gpu", "accelerator", "cpu")
+_WIDE = 90  # cells from which columns are set apart further
+
 
 def device_list(devices: Iterable[Device]) -> RenderableType:
-    """Main numbers of many devices, grouped by vendor and architecture, newest group first within a vendor."""
-    groups: dict[tuple[str, str], list[Device]] = {}
-    for device in devices:
-        groups.setdefault((device.vendor, device.architecture), []).append(device)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("device", no_wrap=True)
-    for name in ("memory\nGiB", "bandwidth\nGB/s", "fp32\nTFLOP/s", "fp16/bf16\nTFLOP/s", "TDP\nW", "year", "$/h"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """Main numbers of many devices by vendor and architecture: GPUs first, the newest architecture first in each."""
+    return Group(
+        _Devices(tuple(devices)),
+        Text(""),
+        Text("Dense peaks, no sparsity. Empty is unknown. One in full: foretell devices NAME", style="dim"),
+    )
 
-    def newest(group: tuple[tuple[str, str], list[Device]]) -> tuple[str, int, str]:
-        (vendor, architecture), members = group
-        return vendor.casefold(), -max((d.launch_year or 0) for d in members), architecture
 
-    for (vendor, architecture), members in sorted(groups.items(), key=newest):
-        if table.row_count:
-            table.add_row()
-        add_row(table, Text(f"{vendor} {architecture}", style="bold cyan"))
-        for device in sorted(members, key=lambda d: (d.launch_year or 0, d.name)):
-            half = max((rate for rate in (device.peak("fp16"), device.peak("bf16")) if rate is not None), default=None)
-            add_row(
-                table,
-                f"  {device.name}",
-                _number(device.memory_bytes, 2**30),
-                _number(device.memory_bandwidth_bytes_per_s, 1e9),
-                _number(device.peak("fp32"), 1e12),
-                _number(half, 1e12),
-                _number(device.tdp_w, 1.0),
-                "" if device.launch_year is None else str(device.launch_year),
-                "" if device.price_usd_per_h is None else f"{device.price_usd_per_h:.2f}",
-            )
-    notes = "dense peaks without sparsity; empty is unknown; one in full: foretell devices NAME"
-    return Group(table, Text(""), Text(notes, style="dim"))
+class _Devices:
+    """The table of `device_list`, its columns closer where the console is narrow."""
+
+    def __init__(self, devices: tuple[Device, ...]) -> None:
+        self.groups: dict[tuple[str, str, str], list[Device]] = {}
+        for device in devices:
+            self.groups.setdefault((device.kind, device.vendor, device.architecture), []).append(device)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 2 if options.max_width >= _WIDE else 1
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        table.add_column("\ndevice", no_wrap=True)
+        for name in ("memory\nGiB", "bandwidth\nGB/s", "fp32\nTFLOP/s", "16 bit\nTFLOP/s", "TDP\nW", "\nyear", "\n$/h"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for (_, vendor, architecture), members in sorted(self.groups.items(), key=_newest_first):
+            if table.row_count:
+                table.add_row()
+            title = architecture if architecture.startswith(vendor) else f"{vendor} {architecture}"
+            add_row(table, Text(title, style="bold cyan"))
+            for device in sorted(members, key=lambda d: (d.launch_year or 0, d.name)):
+                half = [rate for rate in (device.peak("fp16"), device.peak("bf16")) if rate is not None]
+                add_row(
+                    table,
+                    f"  {device.name}",
+                    _number(device.memory_bytes, 2**30),
+                    _number(device.memory_bandwidth_bytes_per_s, 1e9),
+                    _number(device.peak("fp32"), 1e12),
+                    _number(max(half, default=None), 1e12),
+                    _number(device.tdp_w, 1.0),
+                    "" if device.launch_year is None else str(device.launch_year),
+                    "" if device.price_usd_per_h is None else f"{device.price_usd_per_h:.2f}",
+                )
+        yield table
+
+
+def _newest_first(group: tuple[tuple[str, str, str], list[Device]]) -> tuple[int, str, int, str]:
+    (kind, vendor, architecture), members = group
+    return _KINDS.index(kind), vendor.casefold(), -max(d.launch_year or 0 for d in members), architecture
 
 
 def _number(value: float | None, unit: float) -> str:
@@ -96,7 +113,7 @@ _SHOWN = {name for _, names in _SECTIONS for name in names}
 _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_bytes_per_s", format_rate),
     ("_bytes", format_bytes),
-    ("_usd_per_h", lambda value: f"{format_money(value)}/h"),
+    ("_usd_per_h", format_money),
     ("_usd", format_money),
     ("_hz", lambda value: f"{format_count(value)}Hz"),
     ("_w", format_power),
@@ -135,7 +152,6 @@ def device_view(device: Device) -> RenderableType:
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column(no_wrap=True)
     rows.add_column()
-    rows.add_column(style="dim", no_wrap=True)
     known = {f.name for f in fields(Device)}
     others = tuple(sorted(known - _SHOWN - set(_APART)))  # a field added later is shown, not forgotten
     for heading, names in (*_SECTIONS, ("Other", others)):
@@ -162,8 +178,8 @@ def device_view(device: Device) -> RenderableType:
                 entries.append((*quantity(field, value), footnote(field)))
         if entries and rows.row_count:
             rows.add_row()
-        for i, entry in enumerate(entries):
-            add_row(rows, heading if i == 0 else "", *entry)
+        for i, (name, value, note) in enumerate(entries):
+            add_row(rows, heading if i == 0 else "", name, Text.assemble(value, (f" {note}", "dim") if note else ""))
     parts: list[RenderableType] = [rows]
     missing = device.missing()
     if missing:

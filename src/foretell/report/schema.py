@@ -25,8 +25,8 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def json_text(data: Any, indent: int | None = 2) -> str:
-    """`data` as JSON. What is not finite becomes null, since JSON has no name for it."""
-    return json.dumps(_finite(data), indent=indent, ensure_ascii=False, allow_nan=False)
+    """`data` as JSON in ASCII. What is not finite becomes null, since JSON has no name for it."""
+    return json.dumps(_finite(data), indent=indent, allow_nan=False)
 
 
 def _finite(data: Any) -> Any:

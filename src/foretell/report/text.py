@@ -127,8 +127,7 @@ class Framed:
             return
         yield Text(self.title)
         yield Text("")
-        for line in console.render_lines(self.body, options.update(width=width), pad=False):
-            yield Text("".join(segment.text for segment in line if not segment.control).rstrip())
+        yield from console.render(self.body, options.update(width=width))
         if self.footer:
             yield Text("")
             yield Text(self.footer)
