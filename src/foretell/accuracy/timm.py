@@ -1,0 +1,97 @@
+"""Slices of timm's published benchmark tables (huggingface/pytorch-image-models, results/, Apache-2.0).
+
+One table is one GPU, framework version, precision, layout and runtime; one row is one model at one image and batch size.
+Inference steps are a forward under ``inference_mode`` on synthetic input already on the device, synchronised by the host
+clock; training steps are forward, backward and an SGD step.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from foretell.accuracy.slices import REGISTRY, Row, Slice
+from foretell.errors import InputError
+
+# (slice, file, device, precision, layout, runtime, conditions)
+_INFERENCE = (
+    ("3090-amp-nchw-pt240", "amp-nchw-pt240-cu124-rtx3090", "rtx-3090"),
+    ("3090-amp-nhwc-pt240", "amp-nhwc-pt240-cu124-rtx3090", "rtx-3090"),
+    ("4090-amp-nchw-pt240", "amp-nchw-pt240-cu124-rtx4090", "rtx-4090"),
+    ("4090-amp-nhwc-pt240", "amp-nhwc-pt240-cu124-rtx4090", "rtx-4090"),
+    ("4090-amp-nchw-pt240-dynamo", "amp-nchw-pt240-cu124-rtx4090-dynamo", "rtx-4090"),
+    ("4090-amp-nchw-pt291", "amp-nchw-pt291-cu128-4090", "rtx-4090"),
+    ("4090-amp-nchw-pt291-dynamo", "amp-nchw-pt291-cu128-4090-dynamo", "rtx-4090"),
+    ("5090-amp-nchw-pt291", "amp-nchw-pt291-cu130-5090", "rtx-5090"),
+    ("5090-amp-nchw-pt291-dynamo", "amp-nchw-pt291-cu130-5090-dynamo", "rtx-5090"),
+    ("pro6000maxq-amp-nchw-pt291", "amp-nchw-pt291-cu130-pro6000maxq", "rtx-pro-6000-maxq"),
+    ("pro6000maxq-amp-nchw-pt291-dynamo", "amp-nchw-pt291-cu130-pro6000maxq-dynamo", "rtx-pro-6000-maxq"),
+    ("pro6000maxq-amp_bf16-nchw-pt291-dynamo", "amp_bf16-nchw-pt291-cu130-pro6000maxq-dynamo", "rtx-pro-6000-maxq"),
+    ("pro6000maxq-bf16-nchw-pt291-dynamo", "bf16-nchw-pt291-cu130-pro6000maxq-dynamo", "rtx-pro-6000-maxq"),
+)
+_TRAINING = (
+    ("3090-amp-nchw-pt112", "amp-nchw-pt112-cu113-rtx3090", "rtx-3090"),
+    ("3090-amp-nhwc-pt112", "amp-nhwc-pt112-cu113-rtx3090", "rtx-3090"),
+)
+
+
+def read_rows(path: Path, prefix: str, options: dict[str, object], root: Path) -> list[Row]:
+    """Rows of one table; `prefix` is ``infer`` or ``train``. Rows without a time are dropped (two are known).
+
+    Raises InputError naming a missing column, or the row of a value that is no positive number.
+    """
+    rows: list[Row] = []
+    shown = str(path.relative_to(root))
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        needed = ("model", f"{prefix}_step_time", f"{prefix}_batch_size", f"{prefix}_img_size")
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            raise InputError(f"lacks the column {missing[0]!r}", shown, "use the table as timm publishes it")
+        for line, record in enumerate(reader, start=2):
+            model, *numbers = (record[name] for name in needed)
+            if not numbers[0]:
+                continue
+            try:
+                time_ms, batch, size = (float(n) for n in numbers)
+            except ValueError:
+                raise InputError(f"row of {model!r} holds {numbers}, not numbers", f"{shown}:{line}") from None
+            if not (0 < time_ms < 1e6 and batch >= 1 and size >= 1):
+                raise InputError(
+                    f"row of {model!r} has step time {time_ms} ms, batch {batch}, size {size}",
+                    f"{shown}:{line}",
+                    "times are milliseconds per batch and must be above 0",
+                )
+            row_options = {**options, "image_size": int(size)}
+            rows.append(Row(f"timm:{model}", row_options, int(batch), time_ms / 1e3, f"{shown}:{line}"))
+    return rows
+
+
+def _register(name: str, kind: str, stem: str, device: str) -> None:
+    precision, layout = stem.split("-")[:2]
+    runtime = "compiled" if stem.endswith("-dynamo") else "eager"
+    file = f"timm/benchmark-{kind}-{stem}.csv"
+    options: dict[str, object] = {"precision": precision, "layout": layout}
+    if kind == "train":
+        options |= {"phase": "train", "optimizer": "sgd"}
+
+    def read(folder: Path) -> list[Row]:
+        return read_rows(folder / file, kind, options, folder)
+
+    phase = "inference" if kind == "infer" else "train"
+    REGISTRY.register(
+        Slice(
+            name=f"timm-{phase}-{name}",
+            device=device,
+            runtime=runtime,
+            files=(file,),
+            read=read,
+            conditions={"precision": precision, "layout": layout, "torch": stem.split("-")[2], "mode": phase},
+        )
+    )
+
+
+for _name, _stem, _device in _INFERENCE:
+    _register(_name, "infer", _stem, _device)
+for _name, _stem, _device in _TRAINING:
+    _register(_name, "train", _stem, _device)
