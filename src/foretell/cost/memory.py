@@ -1,0 +1,327 @@
+"""Peak device memory of a step, as ``nvidia-smi`` would show it.
+
+Three layers, each with its own source:
+
+* *allocated*: the graph's storages, alive from the op that allocates them to the last that uses them, plus what the
+  libraries ask for while an op runs (`op_workspace_bytes`, `persistent_workspace_bytes`);
+* *reserved*: a replay of the caching allocator over two steps (`foretell.cost.allocator`). Two, because what stays is
+  what the second step needs on top of the holes the first one left. As in PyTorch, the optimiser's state is created
+  when it first steps, in memory that the activations of that step have freed;
+* *framework*: what the driver and the libraries hold for their code, outside the allocator (`framework_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost.allocator import MIB, Replay, replay
+from foretell.cost.estimate import MEMORY_PARTS, Memory, frozen
+from foretell.errors import InfeasibleError, unknown
+from foretell.graph import Graph, Op, Storage, Tensor
+from foretell.hardware.device import Device
+from foretell.units import format_bytes
+
+__all__ = [
+    "FRAMEWORKS",
+    "framework_bytes",
+    "largest_batch",
+    "op_workspace_bytes",
+    "peak_memory",
+    "persistent_workspace_bytes",
+]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+KIB = 1024
+
+#: ``torch`` loads each kernel when it is first called (CUDA 11.7 and later); ``torch-eager-loading`` loads whole
+#: libraries, as older drivers (before R515) or ``CUDA_MODULE_LOADING=EAGER`` make it do; ``none`` counts no framework.
+FRAMEWORKS: tuple[str, ...] = ("torch", "torch-eager-loading", "none")
+
+_PART_OF_ROLE = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "input": "inputs",
+    "kv_cache": "kv_cache",
+    "gradient": "gradients",
+    "optimizer": "optimizer",
+    "activation": "activations",
+    "temporary": "temporaries",
+    "output": "activations",
+}
+
+
+# --- what the libraries and the driver take ------------------------------------------------------------------------
+
+# The driver sets aside local memory for as many threads as the device can hold at once, at the default stack limit of
+# 1 KiB a thread (CUDA C++ Programming Guide, cudaLimitStackSize).
+_STACK_BYTES_PER_THREAD = 1 * KIB
+# The rest of a context: page tables, the driver's own heaps and code, and the first kernels. From the 0.47 GiB that
+# PyTorch 1.13.1 holds on an A100 80GB after making one tensor, with lazy loading (Bekman, "Machine Learning Engineering
+# Open Book", training/performance: "Preloaded CUDA kernels memory usage"), less the tensor's segment of 2 MiB and the
+# local memory of 108 × 2048 threads. The same sum gives 476 MiB on an RTX 6000 Ada; 426 were seen there before the
+# first kernel (unslothai/unsloth-zoo, pull request 1053).
+_CONTEXT_BYTES = int(0.47 * KIB * MIB) - 2 * MIB - 108 * 2048 * _STACK_BYTES_PER_THREAD
+# Code that eager loading puts on the device besides: the loadable sections (ELF flag SHF_ALLOC) of the cubins that
+# a device of this compute capability picks in libtorch_cuda of PyTorch 2.0.1, cuBLAS and cuBLASLt 11.11.3.6, and
+# cuDNN 8.7.0.84 (convolution and operation libraries), in MiB, counted in the published wheels. Counted so,
+# PyTorch 1.13.1 alone has 455 MiB for the A100; its context there is 0.90 GiB instead of 0.47 (same source), 440 MiB
+# more. 9.0: PyTorch 2.0.1 had no code of its own for it; that of 8.0 is taken.
+_EAGER_CODE_MIB = {"6.0": 649, "6.1": 643, "7.0": 839, "7.5": 918, "8.0": 1148, "8.6": 1161, "8.9": 1161, "9.0": 1702}
+
+# PyTorch gives each cuBLAS handle a workspace ("CUDA semantics", "cuBLAS workspaces", CUBLAS_WORKSPACE_CONFIG):
+# 2 × 4096 KiB + 8 × 16 KiB, and 32 MiB from Hopper on, as NVIDIA recommends. A handle belongs to a thread, and
+# autograd's backward runs in one of its own.
+_CUBLAS_WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * KIB
+_CUBLAS_WORKSPACE_BYTES_HOPPER = 32 * MIB
+_CUBLAS_KINDS = frozenset({"matmul", "batched_matmul", "grouped_matmul"})
+
+
+def framework_bytes(device: Device, framework: str = "torch") -> int:
+    """Device memory the process holds outside the allocator: the driver's context and the code it has loaded.
+
+    0 for anything but an NVIDIA GPU, of which nothing is known here. With lazy loading the kernels of a workload add
+    to it as they are first called: a few to a hundred MiB, not counted.
+    """
+    if framework not in FRAMEWORKS:
+        raise unknown("framework", framework, FRAMEWORKS)
+    if framework == "none" or device.kind != "gpu" or device.vendor != "NVIDIA":
+        return 0
+    threads = (device.multiprocessors or 0) * (device.max_threads_per_sm or 0)
+    held = _CONTEXT_BYTES + threads * _STACK_BYTES_PER_THREAD
+    if framework == "torch-eager-loading":
+        held += _EAGER_CODE_MIB.get(device.compute_capability or "", 0) * MIB
+    return held
+
+
+def persistent_workspace_bytes(graph: Graph, device: Device) -> tuple[int, ...]:
+    """Scratch that the libraries ask of the allocator once and keep: one cuBLAS workspace a thread that multiplies."""
+    if device.kind != "gpu" or device.vendor != "NVIDIA":
+        return ()
+    phases = {op.phase == "backward" for op in graph.ops if op.kind in _CUBLAS_KINDS}
+    hopper = (_compute_capability(device) or 0.0) >= 9.0
+    return (_CUBLAS_WORKSPACE_BYTES_HOPPER if hopper else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
+
+
+def op_workspace_bytes(op: Op, tensors: tuple[Tensor, ...], device: Device) -> int:
+    """Scratch an op asks of the allocator while it runs, beyond its outputs."""
+    return 0
+
+
+def _compute_capability(device: Device) -> float | None:
+    return None if device.compute_capability is None else float(device.compute_capability)
+
+
+# --- the step as allocator events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Two steps as allocator events: `op` is the op each event belongs to, -1 before the first, in either step.
+
+    Keys below `len(sizes)` are storages of the first step, then of the second, then workspaces. `second` is the index
+    of the second step's first event.
+    """
+
+    events: list[tuple[int, int]]
+    op: list[int]
+    second: int
+
+
+def _steps(graph: Graph, device: Device) -> _Steps:
+    storages = graph.storages
+    count, ops = len(storages), len(graph.ops)
+    events: list[tuple[int, int]] = []
+    at: list[int] = []
+
+    def emit(key: int, nbytes: int, op: int) -> None:
+        events.append((key, nbytes))
+        at.append(op)
+
+    born: dict[int, list[int]] = defaultdict(list)
+    freed: dict[int, list[int]] = defaultdict(list)
+    replaced: list[int] = []  # alive after the step: the next one makes them anew
+    for index, storage in enumerate(storages):
+        if storage.born >= 0:
+            born[storage.born].append(index)
+            if storage.dies is None:
+                replaced.append(index)
+        if storage.dies is not None:
+            freed[max(storage.dies, storage.born)].append(index)
+    # What the step frees without having made it is put back between steps, as a data loader does.
+    passing = [i for i, s in enumerate(storages) if s.born < 0 and s.dies is not None]
+    optimizer_state = [i for i, s in enumerate(storages) if s.born < 0 and s.role == "optimizer"]
+    first_update = next((i for i, op in enumerate(graph.ops) if op.phase == "optimizer"), -1)
+    last_forward = max((i for i, op in enumerate(graph.ops) if op.phase == "forward"), default=ops - 1)
+    workspace_key = 2 * count
+    scratch = [op_workspace_bytes(op, graph.tensors, device) for op in graph.ops]
+
+    late = set(optimizer_state) if first_update >= 0 else set()
+    for index, storage in enumerate(storages):
+        if storage.born < 0 and index not in late:
+            emit(index, storage.nbytes, -1)
+    for nbytes in persistent_workspace_bytes(graph, device):
+        emit(workspace_key, nbytes, -1)
+        workspace_key += 1
+
+    second = 0
+    for step in (0, 1):
+        offset = step * count
+        if step:
+            second = len(events)
+            for index in passing:
+                emit(offset + index, storages[index].nbytes, -1)
+            for index in replaced:  # gradients of the last step go before the forward pass (``zero_grad``)
+                if storages[index].role == "gradient":
+                    emit(index, -1, -1)
+        for i in range(ops):
+            if i == first_update and not step:
+                for index in optimizer_state:
+                    emit(index, storages[index].nbytes, i)
+            for index in born[i]:
+                emit(offset + index, storages[index].nbytes, i)
+            if scratch[i]:
+                emit(workspace_key, scratch[i], i)
+                emit(workspace_key, -1, i)
+            for index in freed[i]:
+                key = offset + index
+                # State and inputs that live across steps were allocated once, under their first key.
+                emit(key, -1, i)
+            if step and i == last_forward:  # the caller's variable is bound to the new output: the old one goes
+                for index in replaced:
+                    if storages[index].role != "gradient":
+                        emit(index, -1, i)
+    return _Steps(events, at, second)
+
+
+def peak_memory(
+    graph: Graph, device: Device, *, framework: str = "torch", expandable_segments: bool = False
+) -> Memory:
+    """Peak memory of the step once it repeats, on a device.
+
+    `framework` is one of `FRAMEWORKS`. Where the capacity would be exceeded only by what the allocator holds on to, the
+    figure is that after it has given its cache back, as it would; where the step does not fit at all, the figure is
+    what it would take. Raises UnknownNameError for an unknown framework.
+    """
+    context = framework_bytes(device, framework)
+    steps, result = _replayed(graph, device, expandable_segments)
+    capacity = device.memory_bytes
+    if capacity is not None and result.peak_reserved_bytes + context > capacity >= context:
+        tight = replay(steps.events, capacity_bytes=capacity - context, expandable_segments=expandable_segments)
+        if tight.out_of_memory is None:
+            result = tight
+    allocated = result.allocated_bytes
+    at = steps.second + int(np.argmax(allocated[steps.second :])) if len(allocated) > steps.second else -1
+    parts = dict.fromkeys(MEMORY_PARTS, 0)
+    for part, nbytes in _live_parts(graph.storages, steps.events[: at + 1]).items():
+        parts[part] += nbytes
+    parts["fragmentation"] = result.peak_reserved_bytes - sum(parts.values())
+    parts["framework"] = context
+    return Memory(
+        peak_bytes=result.peak_reserved_bytes + context,
+        reserved_bytes=result.peak_reserved_bytes,
+        allocated_bytes=int(allocated[at]) if at >= 0 else 0,
+        breakdown=frozen(parts),
+        peak_op=steps.op[at] if at >= 0 else -1,
+        capacity_bytes=capacity,
+        timeline_bytes=_timeline(steps, allocated, len(graph.ops)),
+    )
+
+
+def _live_parts(storages: tuple[Storage, ...], events: list[tuple[int, int]]) -> dict[str, int]:
+    """Bytes in use after `events`, as they were asked for, by the part of the breakdown they belong to."""
+    live: dict[int, int] = {}
+    for key, nbytes in events:
+        if nbytes < 0:
+            del live[key]
+        else:
+            live[key] = nbytes
+    parts: dict[str, int] = defaultdict(int)
+    for key, nbytes in live.items():
+        if key >= 2 * len(storages):
+            parts["workspaces"] += nbytes
+        else:
+            parts[_PART_OF_ROLE[storages[key % len(storages)].role]] += nbytes
+    return parts
+
+
+def _timeline(steps: _Steps, allocated: Ints, ops: int) -> Floats:
+    """Allocated bytes while each op of the second step runs: the most it comes to."""
+    timeline = np.zeros(ops)
+    op = np.array(steps.op[steps.second :], dtype=np.int64)
+    level = allocated[steps.second :].astype(np.float64)
+    start = float(allocated[steps.second - 1]) if steps.second else 0.0
+    # An op begins with what the one before it left.
+    before = np.searchsorted(op, np.arange(ops)) - 1
+    timeline[:] = np.where(before >= 0, level[before] if len(level) else start, start)
+    inside = op >= 0
+    np.maximum.at(timeline, op[inside], level[inside])
+    return timeline
+
+
+# The last graph replayed, with its replays: asking about many devices replays once for each kind of library.
+_recent: list[tuple[Graph, dict[tuple[object, ...], tuple[_Steps, Replay]]]] = []
+
+
+def _replayed(graph: Graph, device: Device, expandable_segments: bool) -> tuple[_Steps, Replay]:
+    kind = (device.kind, device.vendor, device.compute_capability, expandable_segments)
+    if not _recent or _recent[0][0] is not graph:
+        _recent[:] = [(graph, {})]
+    results = _recent[0][1]
+    if kind not in results:
+        steps = _steps(graph, device)
+        results[kind] = steps, replay(steps.events, expandable_segments=expandable_segments)
+    return results[kind]
+
+
+# --- the largest batch ---------------------------------------------------------------------------------------------
+
+
+def largest_batch(
+    graph_at: Callable[[int], Graph],
+    device: Device,
+    *,
+    framework: str = "torch",
+    expandable_segments: bool = False,
+    limit: int = 1 << 20,
+) -> int:
+    """The largest batch whose step fits the device, at most `limit`.
+
+    `graph_at` gives the graph at a batch; an `AffineFamily` of two captures does so in no time. Memory is taken to
+    grow with the batch. Raises InfeasibleError when even one sample does not fit, saying by how much, and where the
+    device's capacity is unknown.
+    """
+    if device.memory_bytes is None:
+        raise InfeasibleError(
+            f"the memory of {device.name} is unknown, so no batch can be said to fit", "add memory to its device file"
+        )
+
+    def memory(batch: int) -> Memory:
+        return peak_memory(graph_at(batch), device, framework=framework, expandable_segments=expandable_segments)
+
+    smallest = memory(1)
+    if not smallest.fits:
+        raise InfeasibleError(
+            f"even a batch of 1 does not fit {device.name}: it takes {format_bytes(smallest.peak_bytes)} of "
+            f"{format_bytes(device.memory_bytes)}, {format_bytes(smallest.peak_bytes - device.memory_bytes)} too many",
+            "take a device with more memory, less precision, checkpointing, or split the model",
+        )
+    fits, fails = 1, limit + 1
+    while fits < limit:  # double until it fails …
+        if not memory(min(2 * fits, limit)).fits:
+            fails = min(2 * fits, limit)
+            break
+        fits = min(2 * fits, limit)
+    while fails - fits > 1:  # … then halve the gap
+        middle = (fits + fails) // 2
+        if memory(middle).fits:
+            fits = middle
+        else:
+            fails = middle
+    return fits
