@@ -19,7 +19,7 @@ LOCAL = ("local", "local-cpu")
 ENVIRONMENT = "FORETELL_DEVICES"
 
 _MARKS = re.compile(r"\((?:r|tm)\)|[®™]")
-_WORD = re.compile(r"[a-z0-9.]+")
+_WORD = re.compile(r"[a-z0-9]+")
 _BRANDS = frozenset(
     ("nvidia", "nv", "tesla", "geforce", "amd", "instinct", "radeon", "intel", "google", "aws", "apple")
 )
