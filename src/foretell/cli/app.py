@@ -92,8 +92,9 @@ def predict(
     _check(runtime, model)
     report.sorted_estimates([], sort)
     graph = _capture(workload, context_)
-    with progress(f"Costing {graph.name} on {len(devices)} devices"):
-        estimates = [cost.estimate(graph, device, runtime=runtime, model=model) for device in devices]
+    with progress(f"Costing {graph.name}"):
+        program = cost.lower(graph, runtime)
+        estimates = [cost.estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
     estimates = report.sorted_estimates(estimates, sort)
     settings = report.graph_settings(graph)
     if json:

@@ -92,4 +92,5 @@ _CAPTURE = (
 
 def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """What the user set of a command's parameters, as keywords of `foretell.capture`."""
-    return {name: parameters[name] for name in _CAPTURE if parameters.get(name) not in (None, False, [], ())}
+    given = {name: parameters[name] for name in _CAPTURE}
+    return {name: value for name, value in given.items() if value is not None and value is not False and value != []}
