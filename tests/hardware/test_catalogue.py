@@ -294,6 +294,7 @@ def test_names_must_stay_unambiguous(tmp_path, name, text, why):
 
 # --- cost of looking
 
+
 @pytest.fixture
 def read_files(monkeypatch):
     read = []

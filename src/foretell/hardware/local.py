@@ -33,9 +33,7 @@ _CORES: dict[tuple[str, int, tuple[int, ...]], tuple[str, int]] = {
 _NAMED_CLOCK = re.compile(r"@\s*([\d.]+\s*GHz)")
 
 
-def local_device(
-    gpu: bool = True, proc: Path = Path("/proc"), system: Path = Path("/sys/devices/system")
-) -> Device:
+def local_device(gpu: bool = True, proc: Path = Path("/proc"), system: Path = Path("/sys/devices/system")) -> Device:
     """The first GPU that nvidia-smi reports (with `gpu`), else the CPU.
 
     What cannot be read (a CPU's memory bandwidth, always) is None, and `Device.missing` says so.
