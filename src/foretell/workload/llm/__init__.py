@@ -21,11 +21,12 @@ Equal layers are one op with a `repeat`; what each of them keeps is one storage 
 ``llm.from_hf_config`` reads others.
 """
 
-from foretell.workload.llm.build import OPTIMIZERS, PHASES, PRECISIONS, graph
+from foretell.workload.llm.build import PHASES, PRECISIONS, graph
 from foretell.workload.llm.catalogue import catalogue, config
 from foretell.workload.llm.config import MLA, LayerGroup, LLMConfig, MoE
 from foretell.workload.llm.hf import MODEL_TYPES, from_hf_config
 from foretell.workload.llm.layers import experts_touched
+from foretell.workload.llm.optimizers import OPTIMIZERS, Optimizer
 from foretell.workload.llm.weights import (
     Weight,
     count_parameters,
@@ -44,6 +45,7 @@ __all__ = [
     "LLMConfig",
     "LayerGroup",
     "MoE",
+    "Optimizer",
     "Weight",
     "catalogue",
     "config",

@@ -9,6 +9,7 @@ from foretell.errors import InputError, unknown
 from foretell.graph import DTYPES, Graph
 from foretell.workload.llm.config import LayerGroup, LLMConfig
 from foretell.workload.llm.layers import Run, layer, norm, rotary_tables, within
+from foretell.workload.llm.optimizers import OPTIMIZERS, Optimizer
 from foretell.workload.llm.recorder import Node, Recorder
 from foretell.workload.llm.weights import Weight, layer_weights, model_weights
 
@@ -22,15 +23,6 @@ PRECISIONS: dict[str, tuple[str, str]] = {
     "fp16": ("float16", "float16"),
     "amp": ("float16", "float32"),
     "amp_bf16": ("bfloat16", "float32"),
-}
-
-# Optimizer → (its fused op, tensors of state it keeps for each parameter).
-OPTIMIZERS: dict[str, tuple[str, int]] = {
-    "adamw": ("aten._fused_adamw_.default", 2),
-    "adam": ("aten._fused_adam_.default", 2),
-    "adagrad": ("aten._fused_adagrad_.default", 1),
-    "sgd": ("aten._fused_sgd_.default", 0),
-    "sgd_momentum": ("aten._fused_sgd_.default", 1),
 }
 
 _SHORT_DTYPES = {
@@ -98,7 +90,7 @@ def graph(
     if tokens < 1:
         raise InputError(f"seq_len is {tokens}, want at least 1", "llm graph")
     if config.positions == "learned" and context + tokens > config.position_rows:
-        raise InputError(f"{context} cached and {tokens} new tokens exceed the {config.position_rows} learned positions",
+        raise InputError(f"{context + tokens} tokens exceed the {config.position_rows} learned positions",
                          f"llm config {config.name!r}", "shorten the sequence")
     if mla not in (None, "absorbed", "expanded"):
         raise unknown("way to run latent attention", str(mla), ("absorbed", "expanded"))
@@ -119,7 +111,7 @@ def graph(
     builder.forward(logits or ("last" if phase == "prefill" else "all"))
     if training:
         builder.backward()
-        builder.optimizer(*OPTIMIZERS[optimizer], _dtype(optimizer_dtype, stored))
+        builder.optimizer(OPTIMIZERS[optimizer], _dtype(optimizer_dtype, stored))
     sequences = batch * rec.rounds
     items = {"sequences": sequences, "tokens": sequences * tokens}
     if phase == "decode":
@@ -135,7 +127,7 @@ def graph(
         trainable_parameters=config.parameters if training else 0,
         items=MappingProxyType(items),
         inputs=builder.inputs,
-        outputs=(builder.logits,),
+        outputs=() if training else (builder.logits,),
         provenance=MappingProxyType({
             "workload": f"llm:{config.name}", "source": config.source, "batch": str(batch), "seq_len": str(tokens),
             "context": str(context),
@@ -266,7 +258,8 @@ class _Builder:
             rec.node((scaled,), (tanh,), lambda g: (
                 None if g[0] is None else rec.like("aten.tanh_backward.default", g[0], tanh),))
             result = rec.scale(tanh)
-        rec.keep(result, "output")
+        if not rec.training:  # a training loop keeps the loss alone
+            rec.keep(result, "output")
         return result
 
     def _loss(self, logits: int) -> int:
@@ -304,16 +297,27 @@ class _Builder:
                     grads[again] = grads.pop(segment.leaving)
                 rec.backward(nodes, grads)
 
-    def optimizer(self, name: str, states: int, dtype: str) -> None:
-        """One fused step over the parameters of each group of equal layers."""
+    def optimizer(self, optimizer: Optimizer, dtype: str) -> None:
+        """The optimizer's step, each op over the parameters of all layers."""
         rec = self.rec
         rec.phase = "optimizer"
-        by_layers: dict[int, list[int]] = {}
-        for parameter in rec.gradients:
-            by_layers.setdefault(rec.parameter_layers[parameter], []).append(parameter)
+        parameters = list(rec.gradients)
+        groups = {
+            "P": [rec.whole(p) for p in parameters],
+            "G": [rec.whole(rec.gradients[p], rec.parameter_layers[p]) for p in parameters],
+        }
+        for letter in optimizer.state:
+            groups[letter] = [rec.new(rec.shape(p), dtype, "optimizer") for p in groups["P"]]
         with rec.at("optimizer"):
-            for layers, parameters in by_layers.items():
-                kept = [rec.new(rec.shape(p), dtype, "optimizer", layers) for p in parameters for _ in range(states)]
-                gradients = [rec.gradients[p] for p in parameters]
-                written = [rec.written(value) for value in (*parameters, *kept)]
-                rec.emit(name, (*parameters, *gradients, *kept), written, times=layers)
+            for name, read, written in optimizer.steps:
+                inputs = [value for letter in read for value in groups[letter]]
+                outputs: list[Any] = []
+                for letter in written:
+                    if letter in groups:
+                        outputs += [rec.written(value) for value in groups[letter]]
+                    else:
+                        like = groups[read[0]]
+                        outputs += [(rec.shape(value), rec.dtype(value)) for value in like]
+                results = rec.emit(name, inputs, outputs, times=1)
+                if written not in groups and len(written) == 1:
+                    groups[written] = list(results)

@@ -442,7 +442,7 @@ def from_hf_config(data: Mapping[str, Any], name: str | None = None, where: str 
     >>> tiny = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     ...         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
     >>> from_hf_config(tiny).parameters
-    201024
+    202048
     """
     if not isinstance(data, Mapping):
         raise InputError("is not a JSON object", where)

@@ -49,7 +49,7 @@ def norm(run: Run, x: int, weights: Weights, name: str) -> int:
 
     def square_backward(grad: int) -> int:
         power = rec.like("aten.pow.Tensor_Scalar", wide)
-        return rec.like("aten.mul.Tensor", grad, rec.like("aten.mul.Tensor", power))
+        return rec.like("aten.mul.Tensor", grad, rec.like("aten.mul.Scalar", power))
 
     squared = rec.unary("aten.pow.Tensor_Scalar", wide, square_backward)
     mean = rec.op("aten.mean.dim", (squared,), ((*shape[:-1], 1), "float32"))
@@ -61,7 +61,7 @@ def norm(run: Run, x: int, weights: Weights, name: str) -> int:
     def root_backward(g: Gradients) -> Gradients:
         assert g[0] is not None
         cube = rec.like("aten.pow.Tensor_Scalar", root)
-        return (rec.like("aten.mul.Tensor", rec.like("aten.mul.Tensor", g[0]), cube),)
+        return (rec.like("aten.mul.Tensor", rec.like("aten.mul.Scalar", g[0]), cube),)
 
     rec.node((shifted,), (root,), root_backward)
     return rec.mul(weight, rec.cast(rec.mul(wide, root), dtype))
@@ -103,7 +103,7 @@ def activation(run: Run, x: int) -> int:
     if kind == "gelu_new" and not run.fused:  # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), op by op
         def cube_backward(grad: int) -> int:
             square = rec.like("aten.pow.Tensor_Scalar", x)
-            return rec.like("aten.mul.Tensor", grad, rec.like("aten.mul.Tensor", square))
+            return rec.like("aten.mul.Tensor", grad, rec.like("aten.mul.Scalar", square))
 
         cube = rec.unary("aten.pow.Tensor_Scalar", x, cube_backward)
         inner = rec.scale(rec.add(x, rec.scale(cube)))
@@ -189,7 +189,7 @@ def rotate(run: Run, x: int) -> int:
 
 def _rotate_half(rec: Recorder, x: int, cos: int, sin: int) -> int:
     half = rec.shape(x)[-1] // 2
-    first, second = rec.split(x, (half, half))
+    first, second = rec.slices(x, (half, half))
     turned = rec.concatenate((rec.unary("aten.neg.default", second, lambda g: rec.like("aten.neg.default", g)), first))
     return rec.add(rec.mul(x, cos), rec.mul(turned, sin))
 
@@ -241,7 +241,7 @@ def attention(run: Run, x: int, w: Weights, group: LayerGroup) -> int:
 
 
 def _latent_attention(run: Run, x: int, w: Weights) -> int:
-    """MLA. Expanded: keys and values are rebuilt from the latents of all tokens; absorbed: queries go to the latents."""
+    """MLA: keys and values are rebuilt from the latents of all tokens, or (absorbed) queries go to the latents."""
     rec, c, m = run.rec, run.config, run.config.mla
     assert m is not None
     b, s, h = run.batch, run.tokens, c.heads

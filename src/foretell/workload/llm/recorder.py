@@ -134,6 +134,10 @@ class Recorder:
         outer = tuple(stride // shape[dim] for stride in strides[:dim])
         return self._tensor(shape, t.dtype, t.storage, (*outer, 0, *strides[dim + 1:]))
 
+    def whole(self, value: int, layers: int | None = None) -> int:
+        """A parameter of all layers of its group at once (or what has `layers` like it)."""
+        return self.narrowed(value, (self.parameter_layers[value] if layers is None else layers, *self.shape(value)))
+
     def written(self, value: int) -> int:
         """The value after a write in place."""
         return self.narrowed(value, self.shape(value))
@@ -171,6 +175,15 @@ class Recorder:
 
         self.node((value,), (result,), backward)
         return result
+
+    def slices(self, value: int, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Like `split`, taken one by one: backward pads each gradient with zeros, and their sum is one more op."""
+        t = self.tensors[value]
+        parts = self._views(value, sizes)
+        for part in parts:
+            self.node((value,), (part,), lambda g: (
+                None if g[0] is None else self.op("aten.slice_backward.default", (g[0],), (t.shape, t.dtype)),))
+        return parts
 
     def _joined(self, grads: Gradients, parts: Sequence[int], shape: Shape) -> int:
         whole = [
@@ -476,7 +489,7 @@ class Recorder:
         experts, outer, _ = self.shape(weight)
         stored = self.dtype(weight)
         quantized = weight in self.parameter_layers and stored != self.param_dtype
-        name = "aten._grouped_mm.default"
+        name = "foretell.grouped_mm.default"
         if not quantized:
             x, weight = self.half(x), self.half(weight)
         elif stored.startswith("float8"):
@@ -499,9 +512,9 @@ class Recorder:
             assert grad is not None
             into = None
             if x in self._live:
-                into = self.emit("aten._grouped_mm.default", (grad, part(False)), (((rows, inner), dtype),),
+                into = self.emit("foretell.grouped_mm.default", (grad, part(False)), (((rows, inner), dtype),),
                                  read_less=surplus)[0]
-            by_weight = self.op("aten._grouped_mm.default", (self._transposed(grad), x),
+            by_weight = self.op("foretell.grouped_mm_weight.default", (self._transposed(grad), x),
                                 ((experts, outer, inner), dtype))
             return into, by_weight
 
