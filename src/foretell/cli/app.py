@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,6 +84,9 @@ def predict(
             help="Order of several devices: asked, device, time, throughput, memory, mfu, energy or cost.",
         ),
     ] = "asked",
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", help="Also find the largest batch that fits (always done for llm:).")
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Time, memory, energy and cost of one step: a card for one device, a table for several."""
@@ -95,15 +100,20 @@ def predict(
     with progress(f"Costing {graph.name}"):
         program = cost.lower(graph, runtime)
         estimates = [cost.estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
+    batches: dict[str, int | None] = {}
+    if largest_batch or workload.startswith("llm:"):
+        with progress("Finding the largest batch"):
+            batches = {d.name: _largest_batch(workload, context_, graph, d) for d in devices}
     estimates = report.sorted_estimates(estimates, sort)
     settings = report.graph_settings(graph)
     if json:
-        documents = [estimate.to_dict() for estimate in estimates]
+        documents = [e.to_dict() | ({"largest_batch": batches[e.device]} if batches else {}) for e in estimates]
         show_text(report.json_text(documents if len(devices) > 1 else documents[0]))
     elif len(devices) > 1:
-        show(report.comparison(estimates, settings=settings))
+        show(report.comparison(estimates, settings=settings, largest_batches=batches))
     else:
-        show(report.card(estimates[0], settings=settings, device=devices[0]))
+        largest = batches.get(devices[0].name)
+        show(report.card(estimates[0], settings=settings, device=devices[0], largest_batch=largest))
 
 
 @app.command()
@@ -205,6 +215,40 @@ def devices_(
         show(report.device_view(device(name)))
 
 
+@app.command()
+def accuracy(
+    slices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slice", metavar="NAME", help="A slice of the measurements; repeatable [all].", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Folder of measurements [$FORETELL_DATA].", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", help="Only a sample of N workloads.", show_default=False)
+    ] = None,
+    model: opt.Model = "roofline",
+    json: opt.Json = False,
+) -> None:
+    """How well predictions agree with public measurements, slice by slice. Goes on where it was interrupted."""
+    from foretell import report
+    from foretell.accuracy import run, to_dict, to_table
+    from foretell.cli.terminal import progress, show, show_text
+
+    _check("eager", model)
+    with progress("Reading the measurements") as update:
+        outcome = run(slices, data, model=model, limit=limit, progress=lambda p: update(p.slice, p.done, p.total))
+    if json:
+        show_text(report.json_text(to_dict(outcome)))
+    else:
+        show(to_table(outcome))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
 def _devices(names: str) -> list[Device]:
     from foretell.errors import InputError
     from foretell.hardware import device
@@ -232,6 +276,33 @@ def _capture(workload: str, context: typer.Context) -> Graph:
     with progress(f"Capturing {workload}"):
         graph: Graph = foretell.capture(workload, **settings)
     return graph
+
+
+def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: Device) -> int | None:
+    """The largest batch that fits `device`: 0 where none does, None where its memory is unknown."""
+    import foretell
+    from foretell.cost.memory import largest_batch
+    from foretell.errors import InfeasibleError, InputError
+    from foretell.graph.affine import AffineFamily
+
+    if device.memory_bytes is None:
+        return None
+    settings = opt.capture_settings(context.params)
+    if Path(workload).is_file():
+        raise InputError("a captured graph has one batch", "--largest-batch", "name the workload it was captured from")
+
+    def at(batch: int) -> Graph:
+        again: Graph = foretell.capture(workload, **{**settings, "batch": batch})
+        return again
+
+    family: Callable[[int], Graph] = at
+    if not workload.startswith("llm:"):  # whose graphs cost next to nothing
+        with contextlib.suppress(InputError):  # it does other things at other batches: look at each
+            family = AffineFamily(graph, at(2 * (settings.get("batch") or 1)))
+    try:
+        return largest_batch(family, device)
+    except InfeasibleError:
+        return 0
 
 
 def _check_writable(path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 __all__ = ["progress", "show", "show_text"]
 
@@ -45,28 +49,42 @@ def show_text(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner with the time since, on standard error, while the block runs; only on a terminal, if it is slow."""
+def progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show on standard error that the block is at work: only on a terminal, and only if it is slow.
+
+    A spinner with the time since; a bar from when the block calls what it is given with (what, done, total).
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda what, done, total: None
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    spinner = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
+    text = TextColumn("{task.description}", markup=False)
+    spinner = Progress(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True)
+    bar = Progress(
+        SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console, transient=True
     )
     spinner.add_task(what, total=None)
     timer = threading.Timer(_DELAY_S, spinner.start)
     timer.daemon = True
     timer.start()
+    tasks: dict[str, TaskID] = {}
+
+    def update(what: str, done: int, total: int) -> None:
+        if not tasks:
+            timer.cancel()
+            timer.join()
+            spinner.stop()
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done)
+
     try:
-        yield
+        yield update
     finally:
         timer.cancel()
         timer.join()
         spinner.stop()
+        bar.stop()

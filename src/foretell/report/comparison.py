@@ -45,14 +45,22 @@ def sorted_estimates(estimates: Sequence[Estimate], by: str = "asked") -> list[E
     return sorted(estimates, key=rank)
 
 
-def comparison(estimates: Sequence[Estimate], *, settings: Sequence[str] = ()) -> RenderableType:
-    """A table of `estimates`, in their order. They are of one workload in one mode; `settings` are said above it."""
+def comparison(
+    estimates: Sequence[Estimate],
+    *,
+    settings: Sequence[str] = (),
+    largest_batches: Mapping[str, int | None] | None = None,
+) -> RenderableType:
+    """A table of `estimates`, in their order. They are of one workload in one mode; `settings` are said above it.
+
+    `largest_batches`, the largest batch that fits by device, takes the place of whether this one does.
+    """
     first = estimates[0]
     lines: list[RenderableType] = [
         Text(f"{first.workload} · {first.mode}", style="bold"),
         Flow(*settings, first.precision, first.runtime, f"{first.model} model"),
         Text(""),
-        _Rows(estimates),
+        _Rows(estimates, largest_batches or {}),
     ]
     # What holds for every device is said once, the rest with its device.
     shared = [note for note in first.notes if all(note in e.notes for e in estimates)]
@@ -71,8 +79,9 @@ def comparison(estimates: Sequence[Estimate], *, settings: Sequence[str] = ()) -
 class _Rows:
     """The table itself: ten columns, which 80 cells just hold."""
 
-    def __init__(self, estimates: Sequence[Estimate]) -> None:
+    def __init__(self, estimates: Sequence[Estimate], batches: Mapping[str, int | None]) -> None:
         self.estimates = estimates
+        self.batches = batches
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         gap = 3 if options.max_width >= _WIDE else 1
@@ -80,10 +89,19 @@ class _Rows:
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
         table.add_column("device", no_wrap=True, min_width=10)
         table.add_column("time", justify="right", no_wrap=True)
-        for name in ("80 % range", f"{noun}/s", "memory", "fits", "MFU", "energy", "cost/M"):
+        for name in (
+            "80 % range",
+            f"{noun}/s",
+            "memory",
+            "fits ≤" if self.batches else "fits",
+            "MFU",
+            "energy",
+            "cost/M",
+        ):
             table.add_column(name, justify="right", no_wrap=True)
         for e in self.estimates:
-            fits = {True: "yes", False: "no", None: "?"}[e.memory.fits]
+            batch = self.batches.get(e.device)
+            fits = {True: "yes", False: "no", None: "?"}[e.memory.fits] if batch is None else f"{batch:,}"
             row = [
                 e.device,
                 format_time(e.time_s),
@@ -99,6 +117,8 @@ class _Rows:
         yield table
         yield Text("")
         units = f"time and energy are of one step, cost of a million {noun}"
+        if self.batches:
+            units += "; fits ≤ is the largest batch that fits"
         yield Text(units + ("; ? is unknown" if self._gaps() else ""), style="dim")
 
     def _gaps(self) -> bool:
