@@ -235,7 +235,7 @@ def accuracy(
 ) -> None:
     """How well predictions agree with public measurements, slice by slice. Goes on where it was interrupted."""
     from foretell import report
-    from foretell.accuracy import run, to_dict, to_table
+    from foretell.accuracy import run, to_dict
     from foretell.cli.terminal import progress, show, show_text
 
     _check("eager", model)
@@ -244,7 +244,7 @@ def accuracy(
     if json:
         show_text(report.json_text(to_dict(outcome)))
     else:
-        show(to_table(outcome))
+        show(report.accuracy_view(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
 
