@@ -11,11 +11,9 @@ from foretell.hardware import cluster, device, devices, node, nodes
 # fp32 FLOP per SM and clock = 2 × CUDA cores per SM.
 # Source: CUDA C++ Best Practices and Programming Guides, throughput of native arithmetic instructions ("32-bit
 # floating-point add, multiply, multiply-add", results per clock and SM), times two.
-FP32_PER_CLOCK = {
-    **{"3.5": 2 * 192, "3.7": 2 * 192, "5.2": 2 * 128, "6.0": 2 * 64, "6.1": 2 * 128, "7.0": 2 * 64},
-    **{"7.5": 2 * 64, "8.0": 2 * 64, "8.6": 2 * 128, "8.7": 2 * 128, "8.9": 2 * 128, "9.0": 2 * 128},
-    **{"10.0": 2 * 128, "10.3": 2 * 128, "11.0": 2 * 128, "12.0": 2 * 128},
-}
+FP32_PER_CLOCK = dict.fromkeys(["3.5", "3.7"], 2 * 192)
+FP32_PER_CLOCK |= dict.fromkeys(["6.0", "7.0", "7.5", "8.0"], 2 * 64)
+FP32_PER_CLOCK |= dict.fromkeys(["5.2", "6.1", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0"], 2 * 128)
 # fp16 tensor FLOP per SM and clock, fp32 accumulators: 2 × (tensor cores per SM) × (fused multiply-adds per core).
 # Source: NVIDIA GTC 2018 S8629 and GTC 2020 S21730 talks and the architecture white papers' tensor-core sections:
 # Volta 8 × 64, GA100 4 × 256, GH100 4 × 512, GB100 4 × 1024; GA10x, Ada, GB20x 4 × 128 on professional boards;

@@ -15,8 +15,8 @@ name shared by several devices (``a100``) is an error that lists them, never a d
 Adding a device
 ---------------
 
-One TOML file is one device; its file name is the device's name. Every number is a pair: the value with its unit, and the
-key of its source, whose text stands under ``[sources]``. Leave out what you do not know.
+One TOML file is one device; its file name is the device's name. Every number is a pair: the value with its unit, and
+the key of its source, whose text stands under ``[sources]``. Leave out what you do not know.
 
 >>> text = """
 ... title = "Acme A1"
@@ -60,8 +60,8 @@ key of its source, whose text stands under ``[sources]``. Leave out what you do 
 For every use, put such files into a folder named by the environment variable ``FORETELL_DEVICES``, or call
 `add_devices`, or pass ``--devices DIR``. NVIDIA GPUs give their ``compute_capability`` and get the limits of occupancy
 from ``compute_capability.toml``; others may state them (see `foretell.hardware.loader.LIMITS`). A device joins the
-shipped catalogue by the same file in ``devices/``, with its aliases in ``aliases.toml``, so that finding a name need not
-read every file.
+shipped catalogue by the same file in ``devices/``, with its aliases in ``aliases.toml``, so that finding a name need
+not read every file.
 '''
 
 from foretell.hardware.catalogue import Catalogue, add_devices, catalogue, device, devices

@@ -85,7 +85,7 @@ class Catalogue:
 
     def _unknown(self, name: str, key: str) -> UnknownNameError:
         # Compare folded names: by them "rtx4090ti" is near rtx-4090, and "a100" is inside each of its variants.
-        variants = [n for n in self.names if key and fold(n).startswith(key)]
+        variants = [n for n in self.names if len(key) > 2 and fold(n).startswith(key)]
         if variants:
             hint = f"there is no default among its variants: write {', '.join(variants)}"
             return UnknownNameError("device", name, variants, self.names, hint)
