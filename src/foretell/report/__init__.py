@@ -1,11 +1,20 @@
-"""What people see: cards, tables and JSON. Every function returns something to print or text; none prints."""
+"""What people see: cards, tables and JSON. Every function returns something to print or text; none prints.
 
-from foretell.report.accuracy import accuracy_view
-from foretell.report.card import card
-from foretell.report.comparison import SORT_KEYS, comparison, sorted_estimates
-from foretell.report.devices import device_list, device_view
-from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
-from foretell.report.schema import SCHEMAS, json_text, schema
+Each is imported when it is first asked for, so that a command pays for its own report only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretell.report.accuracy import accuracy_view
+    from foretell.report.cards import card
+    from foretell.report.comparisons import SORT_KEYS, comparison, sorted_estimates
+    from foretell.report.devices import device_list, device_view
+    from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
+    from foretell.report.documents import SCHEMAS, json_text, schema
 
 __all__ = [
     "SCHEMAS",
@@ -23,3 +32,24 @@ __all__ = [
     "schema",
     "sorted_estimates",
 ]
+
+# Module → the names it is the home of. No name is a module's, which importing the module would shadow.
+_NAMES = {
+    "accuracy": ("accuracy_view",),
+    "cards": ("card",),
+    "comparisons": ("SORT_KEYS", "comparison", "sorted_estimates"),
+    "devices": ("device_list", "device_view"),
+    "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),
+    "documents": ("SCHEMAS", "json_text", "schema"),
+}
+_HOMES = {name: f"foretell.report.{module}" for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
