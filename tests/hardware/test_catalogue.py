@@ -320,13 +320,13 @@ def test_a_device_is_read_once(read_files):
 
 
 def test_the_whole_catalogue_loads_quickly():
-    """0.3 s is the aim and 0.1 s usual here; the bound leaves room for a busy machine."""
+    """0.3 s is the aim, 0.12 s usual; processor time, with room for slow machines."""
     best = 9.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         fresh = Catalogue()
         for name in fresh.names:
             fresh.device(name)
-        best = min(best, time.perf_counter() - start)
-    assert best < 1.0
+        best = min(best, time.process_time() - start)
+    assert best < 0.6
     assert catalogue_function().names == devices()
