@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,7 @@ from foretell.cost.estimate import BOUNDS, MEMORY_PARTS, SCHEMA, Estimate
 from foretell.errors import UnknownNameError
 from foretell.graph import DTYPES, KINDS, MODES, PHASES, ROLES, Graph
 from foretell.report import SCHEMAS, json_text, schema
+from foretell.report.documents import keys_table
 
 Make = Callable[..., Estimate]
 OPTIONAL = ("largest_batch",)  # present where it was asked for
@@ -110,3 +112,9 @@ def test_a_graph_is_valid_and_nothing_in_it_is_undocumented(graph: Graph) -> Non
 def test_json_is_ascii_so_that_any_console_keeps_it() -> None:
     assert json_text({"a": "×"}).isascii()
     assert json.loads(json_text(({"a": ("×", 1, None, True, 0.5)},))) == [{"a": ["×", 1, None, True, 0.5]}]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_documentation_has_the_keys_of_the_schema(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schema.md").read_text(encoding="utf-8")
+    assert f"<!-- keys of {name}, from the schema file -->\n{keys_table(name)}\n<!-- end of keys -->" in page

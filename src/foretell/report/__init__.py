@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from foretell.report.cards import card
     from foretell.report.comparisons import SORT_KEYS, comparison, sorted_estimates
     from foretell.report.devices import device_list, device_view
-    from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
     from foretell.report.documents import SCHEMAS, json_text, schema
+    from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
 
 __all__ = [
     "SCHEMAS",
