@@ -55,7 +55,7 @@ _MEMBERS: dict[str, str] = {
     "fill": """
         zeros ones full empty_filled zeros_like ones_like full_like fill zero arange linspace eye scalar_tensor
         new_zeros new_ones new_full _foreach_zero tril_indices triu_indices""",
-    "recurrent": "lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer rnn_tanh rnn_relu",
+    "recurrent": "lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer mkldnn_rnn_layer_backward rnn_tanh rnn_relu",
     "fft": "_fft_r2c _fft_c2r _fft_c2c stft istft",
     "linear_algebra": """
         linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_svd _linalg_svd _linalg_eigh linalg_lu_factor_ex
@@ -73,8 +73,8 @@ _MEMBERS: dict[str, str] = {
         view _unsafe_view reshape _reshape_alias expand permute transpose t squeeze unsqueeze slice select split
         split_with_sizes chunk unbind detach alias as_strided diagonal unfold view_as_real view_as_complex real imag
         movedim lift lift_fresh resize empty empty_like new_empty empty_strided new_empty_strided sym_size
-        set narrow empty_permuted unsafe_split unsafe_split_with_sizes unsafe_chunk record_stream _has_same_storage_numel
-        is_same_size stride numel size positive _conj _neg_view numpy_T mT flatten unflatten""",
+        set narrow empty_permuted unsafe_split unsafe_split_with_sizes unsafe_chunk record_stream
+        _has_same_storage_numel is_same_size stride numel size positive _conj _neg_view numpy_T mT flatten unflatten""",
     "pointwise": """
         add sub rsub mul div true_divide floor_divide remainder fmod pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt
         reciprocal neg abs sign sgn floor ceil round trunc frac clamp clamp_min clamp_max maximum minimum fmax fmin

@@ -7,6 +7,8 @@ Attributes the rules read (set by capture, the parametric transformers and the r
 ``groups``           convolution: number of groups
 ``grad_mask``        backward ops: which of (input, weight, bias) gradients are wanted
 ``causal``           attention: is the mask causal (counted in full all the same)
+``affine``           normalisation: has it a scale (yes, unless said otherwise)
+``training``         batch norm: does it take the statistics of its own input
 ``read_elements``    indexing and embedding: elements gathered, where they are not the output's
 ===================  ============================================================================
 """
@@ -186,31 +188,54 @@ def _sdpa_backward(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping
     return 2 * macs, gemm
 
 
-@rule("lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn", "mkldnn_rnn_layer", "_thnn_fused_lstm_cell",
-      "_thnn_fused_gru_cell")
+@rule("mkldnn_rnn_layer")
 def _recurrent(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Arithmetic:
-    """Each weight matrix meets every step of every sequence once: input (steps, batch, features) or (batch, …)."""
+    """Input (steps, batch, features), then the input and the hidden weights: each meets every step of every sequence."""
     positions = math.prod(ins[0].shape[:-1])
-    matrices = [t for t in ins[1:] if len(t.shape) == 2 and t.elements > 1]
-    macs = positions * sum(t.elements for t in matrices)
-    return macs, None
+    return positions * (ins[1].elements + ins[2].elements), None
 
 
-_NORM_MACS = {  # fvcore counts these per element of the input
-    "native_batch_norm": 2,
-    "_native_batch_norm_legit": 2,
-    "_native_batch_norm_legit_no_training": 2,
-    "batch_norm_with_update": 2,
-    "cudnn_batch_norm": 2,
-    "native_layer_norm": 5,
-    "native_group_norm": 5,
+@rule("mkldnn_rnn_layer_backward")
+def _recurrent_backward(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Arithmetic:
+    macs, _ = _recurrent(ins, outs, attrs)
+    return 2 * macs, None
+
+
+_BATCH_NORMS = frozenset({
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "batch_norm_with_update",
+    "cudnn_batch_norm",
+})
+_OTHER_NORMS = frozenset({"native_layer_norm", "native_group_norm"})
+_PER_OUTPUT = {  # resampling: what fvcore counts per element of the output
+    "upsample_nearest2d": 1,
+    "upsample_bilinear2d": 4,
+    "grid_sampler_2d": 4,
 }
 
+
+def _fvcore_extra(base: str, ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> int:
+    """What fvcore 0.1.5 counts besides products (its `nn/jit_handles.py`, `nn/flop_count.py`), forward only.
+
+    A batch norm with known statistics is one multiply-add per element to scale and one to shift; every other
+    normalisation 5 with scale and shift, 4 without: so is a batch norm that takes statistics of its own input, as
+    weight standardisation does.
+    """
+    if base in _BATCH_NORMS:
+        affine = bool(attrs.get("affine", True))
+        per_element = (4 if attrs.get("training", False) else 1) + affine
+        return per_element * ins[0].elements
+    if base in _OTHER_NORMS:
+        return (5 if attrs.get("affine", True) else 4) * ins[0].elements
+    if base in _PER_OUTPUT:
+        return _PER_OUTPUT[base] * outs[0].elements
+    return ins[0].elements if base == "_adaptive_avg_pool2d" else 0
+
+
 # Kinds whose arithmetic the "matmul" convention counts as nothing, on purpose.
-_FREE_OF_MACS = frozenset(
-    "normalization softmax reduction pooling resample embedding indexing sort scan copy random fill loss optimizer "
-    "scalar_read view pointwise communication".split()
-)
+_FREE_OF_MACS = frozenset({
+    "normalization", "softmax", "reduction", "pooling", "resample", "embedding", "indexing", "sort", "scan", "copy",
+    "random", "fill", "loss", "optimizer", "scalar_read", "view", "pointwise", "communication",
+})
 _OUTPUT_SIZED = frozenset({"embedding", "index", "index_select", "_unsafe_index", "gather", "take", "nonzero"})
 _WRITE_SOURCE_SIZED = frozenset({"index_put", "_unsafe_index_put", "scatter", "scatter_add", "index_add",
                                  "index_copy", "scatter_reduce"})
@@ -230,7 +255,7 @@ def work_of(
         macs, gemm = arithmetic(ins, outs, attrs)
     elif kind not in _FREE_OF_MACS:
         counted = False
-    norm_macs = _NORM_MACS.get(base, 0) * ins[0].elements if base in _NORM_MACS else 0
+    norm_macs = _fvcore_extra(base, ins, outs, attrs)
     read, written = _traffic(base, kind, ins, outs, attrs)
     return Work(macs, norm_macs, read, written, gemm, _compute_dtype(kind, ins, outs), counted)
 

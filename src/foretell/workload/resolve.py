@@ -95,16 +95,6 @@ def _timm(name: str, options: Options) -> Graph:
     if not timm.is_model(architecture):
         raise unknown("timm model", architecture, timm.list_models())
 
-    def build(image_size: int | None) -> nn.Module:
-        config = timm.get_pretrained_cfg(architecture)
-        default = getattr(config, "input_size", (3, 224, 224))[-1] if config is not None else 224
-        if image_size is not None and image_size != default:
-            try:
-                return timm.create_model(architecture, img_size=image_size)
-            except TypeError:
-                pass  # sizes are free: the model takes no such argument
-        return timm.create_model(architecture)
-
     def shape(module: nn.Module) -> tuple[int, ...]:
         config = getattr(module, "pretrained_cfg", None) or {}
         channels, height, width = config.get("input_size", (3, 224, 224))
@@ -113,7 +103,7 @@ def _timm(name: str, options: Options) -> Graph:
         return channels, height, width
 
     def make(_options: Options) -> Graph:
-        module = on_meta(lambda: build(options.image_size))
+        module = on_meta(lambda: timm_module(architecture, options.image_size))
         if options.checkpointing:
             if not hasattr(module, "set_grad_checkpointing"):
                 raise CaptureError(f"timm:{architecture} does not support checkpointing", "leave --checkpointing out")
@@ -126,6 +116,20 @@ def _timm(name: str, options: Options) -> Graph:
         return _capture_images(f"timm:{architecture}", module, shape(module), options, "timm")
 
     return cache.cached(f"timm:{architecture}", options, ("torch", "timm"), make)
+
+
+def timm_module(architecture: str, image_size: int | None = None) -> nn.Module:
+    """A timm model without pretrained weights, built for square images of `image_size` where that changes it."""
+    import timm
+
+    config = timm.get_pretrained_cfg(architecture)
+    default = getattr(config, "input_size", (3, 224, 224))[-1] if config is not None else 224
+    if image_size is not None and image_size != default:
+        try:
+            return timm.create_model(architecture, img_size=image_size)
+        except TypeError:
+            pass  # sizes are free: the model takes no such argument
+    return timm.create_model(architecture)
 
 
 @source("torchvision")

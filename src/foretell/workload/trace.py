@@ -302,6 +302,11 @@ def _attributes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Mappi
         attrs["window"] = tuple(args[1])
     elif name.startswith(("aten.native_batch_norm", "aten._native_batch_norm")) and "backward" not in name:
         attrs["training"] = bool(next((a for a in args[3:] if isinstance(a, bool)), False))
+        attrs["affine"] = args[1] is not None
+    elif name == "aten.native_layer_norm.default":
+        attrs["affine"] = args[2] is not None
+    elif name == "aten.native_group_norm.default":
+        attrs["affine"] = args[1] is not None
     elif name.startswith(("aten.sum.", "aten.mean.", "aten.amax.", "aten.var", "aten.std")) and len(args) > 1:
         if isinstance(args[1], (list, tuple)):
             attrs["dims"] = tuple(args[1])
