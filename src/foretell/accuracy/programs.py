@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cost.model import Settings
+from foretell.cost.model import RUNTIMES, Settings
 from foretell.cost.program import Program, lower
 from foretell.errors import CaptureError, ForetellError
 from foretell.graph import OpTable
@@ -37,6 +39,7 @@ class Programs:
 
     workload: str
     family: str
+    parameters: int
     settings: Mapping[str, Settings]
     small: Mapping[str, Program]
     large: Mapping[str, Program]
@@ -77,6 +80,7 @@ class Store:
     def get(self, workload: str, **options: Any) -> Programs:
         """The programs of a workload under capture options (without a batch). Raises what capture raises.
 
+        One more option is known here: ``fast_norm=True`` builds timm models with ``timm.layers.set_fast_norm()``.
         A capture that failed is remembered too, and fails again with the same message.
         """
         key = _key(workload, options)
@@ -108,6 +112,7 @@ def dump(programs: Programs | str) -> bytes:
         head = {
             "workload": programs.workload,
             "family": programs.family,
+            "parameters": programs.parameters,
             "settings": {
                 runtime: {f.name: getattr(s, f.name) for f in fields(Settings)}
                 for runtime, s in programs.settings.items()
@@ -142,20 +147,51 @@ def load(data: bytes) -> Programs:
                     module=arrays[at + "module"].astype(object),
                     **{name: arrays[at + name] for name in _COLUMNS},
                 )
-                sizes[size][runtime] = Program(table=table, runtime=runtime, **{n: arrays[at + n] for n in _OWN})
+                own = {name: arrays[at + name] for name in _OWN}
+                sizes[size][runtime] = replace(Program.of(table), runtime=runtime, **own)
     settings = {runtime: Settings(**values) for runtime, values in head["settings"].items()}
-    return Programs(head["workload"], head["family"], settings, sizes["small"], sizes["large"])
+    return Programs(head["workload"], head["family"], head["parameters"], settings, sizes["small"], sizes["large"])
 
 
 def _capture(workload: str, options: Mapping[str, Any]) -> Programs:
     from foretell.workload.options import options as checked
     from foretell.workload.resolve import resolve
 
-    runtimes = ("eager", "compiled")
-    graphs = [resolve(workload, checked(batch=batch, **options)) for batch in BATCHES]
-    small, large = ({runtime: lower(graph, runtime) for runtime in runtimes} for graph in graphs)
-    settings = {runtime: Settings.of(graphs[0], runtime) for runtime in runtimes}
-    return Programs(workload, family_of(workload), settings, small, large)
+    chosen = dict(options)
+    with _fast_norm(bool(chosen.pop("fast_norm", False))), _no_graph_cache():
+        graphs = [resolve(workload, checked(batch=batch, **chosen)) for batch in BATCHES]
+    small, large = ({runtime: lower(graph, runtime) for runtime in RUNTIMES} for graph in graphs)
+    settings = {runtime: Settings.of(graphs[0], runtime) for runtime in RUNTIMES}
+    return Programs(workload, family_of(workload), graphs[0].parameters, settings, small, large)
+
+
+@contextmanager
+def _fast_norm(enable: bool) -> Iterator[None]:
+    """While active, timm builds layer and group norms that stay in half precision under autocast."""
+    if not enable:
+        yield
+        return
+    from timm.layers import set_fast_norm
+
+    set_fast_norm(True)
+    try:
+        yield
+    finally:
+        set_fast_norm(False)
+
+
+@contextmanager
+def _no_graph_cache() -> Iterator[None]:
+    """Programs are kept here; keeping the graphs as well would take tens of times the room."""
+    before = os.environ.get("FORETELL_CACHE")
+    os.environ["FORETELL_CACHE"] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FORETELL_CACHE"]
+        else:
+            os.environ["FORETELL_CACHE"] = before
 
 
 def family_of(workload: str) -> str:
@@ -173,8 +209,10 @@ def _key(workload: str, options: Mapping[str, Any]) -> str:
     from foretell.workload.options import options as checked
 
     libraries = ["torch", "timm"] if workload.startswith("timm:") else ["torch"]
-    base = key(workload, checked(batch=BATCHES[0], **options), libraries)
-    return hashlib.sha256((base + _lowering()).encode()).hexdigest()
+    chosen = dict(options)
+    extra = f"fast_norm={bool(chosen.pop('fast_norm', False))}"
+    base = key(workload, checked(batch=BATCHES[0], **chosen), libraries)
+    return hashlib.sha256((base + extra + _lowering()).encode()).hexdigest()
 
 
 @cache

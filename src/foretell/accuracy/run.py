@@ -155,6 +155,8 @@ def predict(row: Row, device: Device, runtime: str, model: str, store: Store) ->
     predictor = models()[model]
     try:
         programs = store.get(row.workload, **row.options)
+        if row.parameters is not None and not row.parameters[0] <= programs.parameters <= row.parameters[1]:
+            return Prediction(row, programs.family, error="the table measured a network of another parameter count")
         program = programs.at(row.batch, runtime)
         settings = programs.settings[runtime]
         step = predictor.step(program, predictor.op_times(program, device, settings), settings)

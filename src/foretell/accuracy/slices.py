@@ -13,13 +13,18 @@ from foretell.errors import InputError, unknown
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. `options` are those of `foretell.capture`, without the batch; `source` is file and line."""
+    """One measurement. `options` are those of `foretell.capture`, without the batch; `source` is file and line.
+
+    `parameters` is the count that the table states (low and high, by its rounding), None where it states none: where the
+    workload has another count, the table measured something else, as a network whose branches were merged first.
+    """
 
     workload: str
     options: Mapping[str, Any]
     batch: int
     measured_s: float
     source: str
+    parameters: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

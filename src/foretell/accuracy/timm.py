@@ -1,8 +1,8 @@
 """Slices of timm's published benchmark tables (huggingface/pytorch-image-models, results/, Apache-2.0).
 
-One table is one GPU, framework version, precision, layout and runtime; one row is one model at one image and batch size.
-Inference steps are a forward under ``inference_mode`` on synthetic input already on the device, synchronised by the host
-clock; training steps are forward, backward and an SGD step.
+One table is one GPU, framework version, precision, layout and runtime; one row is one model at one image and batch
+size. Inference steps are a forward under ``inference_mode`` on synthetic input already on the device, synchronised by
+the host clock; training steps are forward, backward and an SGD step.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def read_rows(path: Path, prefix: str, options: dict[str, object], root: Path) -
                     "times are milliseconds per batch and must be above 0",
                 )
             row_options = {**options, "image_size": int(size)}
-            rows.append(Row(f"timm:{model}", row_options, int(batch), time_ms / 1e3, f"{shown}:{line}"))
+            count = float(record.get("param_count") or 0)  # millions, two decimals
+            parameters = ((count - 0.006) * 1e6, (count + 0.006) * 1e6) if count else None
+            rows.append(Row(f"timm:{model}", row_options, int(batch), time_ms / 1e3, f"{shown}:{line}", parameters))
     return rows
 
 

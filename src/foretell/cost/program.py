@@ -87,7 +87,8 @@ class Program:
 
     `table.bytes_read` and `bytes_written` are what is left after fusion. `kernels` counts launches in one run of an op,
     `issues` how many ops of the host's program it takes (0: none, as in a fused chain). `group` numbers the chains; an
-    op of no chain has a number of its own. `strided` marks ops whose first operand is a permuted view.
+    op of no chain has a number of its own. `strided` marks ops whose first operand is a permuted view. `names` are the
+    distinct op names with their kinds, and `name_code` the row's index into them.
     """
 
     table: OpTable
@@ -96,6 +97,8 @@ class Program:
     issues: Floats
     group: Ints
     strided: npt.NDArray[np.bool_]
+    names: tuple[tuple[str, str], ...]
+    name_code: Ints
 
     def __len__(self) -> int:
         return len(self.table)
@@ -103,7 +106,8 @@ class Program:
     @staticmethod
     def of(table: OpTable) -> Program:
         """An eager program of a bare table, whose dependencies are unknown."""
-        kernels = launches(table)
+        names, name_code = _names(table)
+        kernels = _launches(table, names, name_code)
         return Program(
             table=table,
             runtime="eager",
@@ -111,6 +115,8 @@ class Program:
             issues=np.ones(len(table)),
             group=np.arange(len(table)),
             strided=np.zeros(len(table), dtype=np.bool_),
+            names=names,
+            name_code=name_code,
         )
 
 
@@ -124,18 +130,25 @@ def lower(graph: Graph, runtime: str = "eager") -> Program:
     raise unknown("runtime", runtime, ("eager", "compiled"))
 
 
-def launches(table: OpTable) -> Floats:
-    """Kernels one eager run of each op launches."""
+def _names(table: OpTable) -> tuple[tuple[tuple[str, str], ...], Ints]:
     code: dict[str, int] = {}
     index = np.fromiter((code.setdefault(name, len(code)) for name in table.name), dtype=np.int64, count=len(table))
-    bases = [base_name(name) for name in code]
+    _, first = np.unique(index, return_index=True)
+    kinds = [KINDS[k] for k in table.kind[first]]
+    return tuple(zip(code, kinds, strict=True)), index
+
+
+def _launches(table: OpTable, names: Sequence[tuple[str, str]], name_code: Ints) -> Floats:
+    """Kernels one eager run of each op launches."""
+    if not names:
+        return np.zeros(0)
+    bases = [base_name(name) for name, _ in names]
     per_name = np.array([_KERNELS.get(base, 1.0) for base in bases])
+    per_name[[kind in ("view", "scalar_read") for _, kind in names]] = 0.0
     depth = np.array([_FOREACH_LISTS.get(base, 3 if base.startswith("_foreach") else 0) for base in bases])
-    kernels: Floats = per_name[index] if len(table) else np.zeros(0)
-    for kind in ("view", "scalar_read"):
-        kernels[table.kind == KINDS.index(kind)] = 0.0
-    lists = depth[index] if len(table) else np.zeros(0, dtype=np.int64)
-    for count in np.unique(lists[lists > 0]):
+    kernels: Floats = per_name[name_code]
+    lists = depth[name_code]
+    for count in np.unique(depth[depth > 0]):
         rows = lists == count
         tensors = table.operands[rows] / count
         kernels[rows] = np.maximum(1.0, np.ceil(tensors / _FOREACH_DEPTH[int(count)]))

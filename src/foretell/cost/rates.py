@@ -34,7 +34,7 @@ _FORMAT = {
     "int4": "int4",
 }
 
-# What a library computes in when the device has no path for a format: values are widened on the way in.
+# What a library computes in: the fastest of these, as values can be widened on the way in…
 _RUNS_AS: dict[str, tuple[str, ...]] = {
     "fp64": ("fp64",),
     "fp32": ("fp32",),
@@ -47,6 +47,8 @@ _RUNS_AS: dict[str, tuple[str, ...]] = {
     "int8": ("int8", "fp16", "fp32"),
     "int4": ("int4", "int8", "fp16", "fp32"),
 }
+# …and where the device has none of them (TPU, Gaudi): rounded, with fp32 sums.
+_LAST_RESORT = {"fp32": "bf16", "tf32": "bf16", "fp16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +72,16 @@ def matrix_rate(device: Device, number_format: str) -> Rate:
 
 @lru_cache(maxsize=1024)
 def _matrix_rate(device: Device, number_format: str) -> Rate:
-    best: Rate | None = None
-    for candidate in _RUNS_AS.get(number_format, (number_format, "fp32")):
-        for unit in ("tensor", "vector"):
-            peak = device.peak(candidate, unit)
-            # A native path wins ties; a slow native path (fp16 on GeForce Pascal) loses to widening.
-            if peak is not None and (best is None or peak > best.flops_per_s):
-                best = Rate(peak, candidate, unit)
+    best = _fastest(device, _RUNS_AS[number_format])
+    if best is None and number_format in _LAST_RESORT:
+        best = _fastest(device, (_LAST_RESORT[number_format],))
     if best is None:
         raise InputError(
             f"no peak for {number_format} arithmetic, nor for a format that could stand in",
             f"device {device.name!r}",
             f"add `{number_format}.tensor` or `fp32.vector` under [peaks] in its TOML file",
         )
-    if best.runs_as != number_format and number_format != "tf32":
+    if best.runs_as != number_format and (number_format, best.runs_as) != ("tf32", "fp32"):
         best = Rate(
             best.flops_per_s,
             best.runs_as,
@@ -93,11 +91,23 @@ def _matrix_rate(device: Device, number_format: str) -> Rate:
     return best
 
 
+def _fastest(device: Device, formats: tuple[str, ...]) -> Rate | None:
+    best: Rate | None = None
+    for candidate in formats:
+        for unit in ("tensor", "vector"):
+            peak = device.peak(candidate, unit)
+            # A native path wins ties; a slow native path (fp16 on GeForce Pascal) loses to widening.
+            if peak is not None and (best is None or peak > best.flops_per_s):
+                best = Rate(peak, candidate, unit)
+    return best
+
+
 def vector_rate(device: Device) -> Rate:
     """FLOP/s of ordinary fp32 arithmetic: what pointwise kernels and direct convolutions run on."""
-    peak = device.peak("fp32", "vector")
-    if peak is not None:
-        return Rate(peak, "fp32", "vector")
+    for number_format in ("fp32", "bf16"):
+        peak = device.peak(number_format, "vector")
+        if peak is not None:
+            return Rate(peak, number_format, "vector")
     best = max((p for p in (device.peak("fp32"), device.peak("bf16"), device.peak("fp16")) if p), default=None)
     if best is None:
         raise InputError(

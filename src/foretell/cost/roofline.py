@@ -12,6 +12,7 @@ Efficiencies are constants by kind (`calibrations/roofline.json`, with where the
 * A convolution on channels-first half-precision operands converts them for the tensor cores, and back.
 * The backward of fused attention recomputes the scores: 2.5 times the forward's work where the count says 2.
 * A causal mask lets fused attention skip half of the products.
+* A card whose power limit is small beside what its tensor cores draw at full clock cannot keep that clock.
 """
 
 from __future__ import annotations
@@ -87,6 +88,16 @@ def _memory_constant(name: str, kind: str) -> str:
     return _MEMORY.get(kind, kind)
 
 
+def _by_kind(values: dict[str, float], default: float = 0.0) -> Floats:
+    """A column indexed by kind code."""
+    return np.array([values.get(kind, default) for kind in KINDS])
+
+
+_UNCOUNTED = _by_kind(_OPS_PER_ELEMENT)
+_IS_MATRIX = _by_kind(dict.fromkeys(_MATRIX, 1.0)) > 0
+_IS_LIBRARY = _by_kind(dict.fromkeys(_LIBRARY, 1.0)) > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """The roofline model with one set of constants."""
@@ -99,56 +110,45 @@ class Roofline:
         table, constant = program.table, self.calibration
         peak, tensor, notes = _peaks(table, device, settings)
         vector = vector_rate(device)
-        kind_is = {kind: table.kind == _CODE[kind] for kind in KINDS}
-        convolution, attention = kind_is["convolution"], kind_is["attention"]
+        convolution = table.kind == _CODE["convolution"]
+        attention = table.kind == _CODE["attention"]
         backward = table.phase == _BACKWARD
         depthwise = convolution & (table.gemm_batch > 1) & (table.gemm_k == table.kernel_area)
+        powered = power_share(device, constant)
 
         # Arithmetic.
         flops = 2.0 * table.macs
-        executed = flops * np.where(attention & backward, 1.25, 1.0) * np.where(table.causal, 0.5, 1.0)
-        efficiency = np.ones(len(table))
-        for kind in _MATRIX:
-            rows = kind_is[kind]
-            if kind == "convolution":
-                efficiency[rows] = np.where(
-                    table.channels_last[rows],
-                    constant["compute.convolution.channels_last"],
-                    constant["compute.convolution"],
-                )
-                efficiency[rows & backward] *= constant["compute.convolution.backward"]
-            else:
-                efficiency[rows] = constant[f"compute.{'matmul' if kind == 'grouped_matmul' else kind}"]
-        efficiency[attention & backward] *= constant["compute.attention.backward"]
-        shape = _shape_efficiency(table, tensor, attention, depthwise, device.multiprocessors, constant)
+        needed = flops * np.where(table.causal, 0.5, 1.0)
+        executed = needed * np.where(attention & backward, 1.25, 1.0)
+        ideal = needed / peak
+        efficiency = self._library_efficiency(table, convolution, attention, depthwise, backward)
+        shape = _shape_efficiency(table, attention, depthwise, device.multiprocessors, constant)
         efficiency *= shape
-        ideal = flops * np.where(table.causal, 0.5, 1.0) / peak
+        matrix = tensor & ~depthwise
+        efficiency[matrix] *= powered ** constant["power.compute"]
         peak[depthwise] = np.minimum(peak[depthwise], vector.flops_per_s)
-        efficiency[depthwise] = np.where(
-            table.channels_last[depthwise],
-            constant["compute.depthwise.channels_last"],
-            constant["compute.depthwise"],
-        )
-        compute = executed / (peak * efficiency)
-        uncounted = np.zeros(len(table))
-        for kind, count in _OPS_PER_ELEMENT.items():
-            uncounted[kind_is[kind]] = count
-        compute += uncounted * table.elements / (vector.flops_per_s * constant["compute.vector"])
+        fed = _fed(table, matrix & ~attention, device, constant)
+        compute = executed / np.minimum(peak * efficiency, fed)
+        uncounted = _UNCOUNTED[table.kind] * table.elements
+        compute += uncounted / (vector.flops_per_s * constant["compute.vector"])
 
         # Traffic.
         moved = table.bytes_read + table.bytes_written
-        converted = convolution & ~depthwise & ~table.channels_last & tensor
+        converted = convolution & matrix & ~table.channels_last
         moved = moved * np.where(converted, 1.0 + constant["memory.convolution.conversion"], 1.0)
-        memory_efficiency = self._memory_efficiency(program, depthwise)
-        hit = np.zeros(len(table))
+        # A library call cannot walk a slice of channels: the framework copies it first (read and write).
+        moved += np.where(convolution & program.strided, 2.0 * table.bytes_read, 0.0)
+        memory_efficiency = self._memory_efficiency(program, depthwise) * powered ** constant["power.memory"]
         if device.l2_bytes:
             hit = 1.0 / (1.0 + (moved / (constant["memory.l2_fraction"] * device.l2_bytes)) ** 2)
-        elif device.kind == "gpu":
-            notes = (*notes, f"l2 of {device.name} unknown: no traffic is taken to be served from it")
+        else:
+            hit = np.zeros(len(table))
+            if device.kind == "gpu":
+                notes = (*notes, f"l2 of {device.name} unknown: no traffic is taken to be served from it")
         speedup = 1.0 / (1.0 - hit * (1.0 - 1.0 / constant["memory.l2_speedup"]))
         memory = moved / (bandwidth(device) * memory_efficiency * speedup)
 
-        launch, host = self._overheads(program, device, kind_is)
+        launch, host = self._overheads(program, device)
         if device.multiprocessors is None:
             notes = (*notes, f"multiprocessors of {device.name} unknown: waves of tiles are not modelled")
         if vector.note:
@@ -164,54 +164,74 @@ class Roofline:
                 "peak_flops_per_s": peak,
                 "compute_efficiency": efficiency,
                 "shape_efficiency": shape,
+                "fed_flops_per_s": fed,
                 "moved_bytes": moved,
                 "memory_efficiency": memory_efficiency,
                 "l2_speedup": speedup,
-                "uncounted_ops": uncounted * table.elements,
+                "uncounted_ops": uncounted,
                 "vector_flops_per_s": np.full(len(table), vector.flops_per_s),
             },
             notes=notes,
         )
 
-    def _memory_efficiency(self, program: Program, depthwise: Bools) -> Floats:
-        table, constant = program.table, self.calibration
-        codes: dict[tuple[str, int], int] = {}
-        rows = np.fromiter(
-            (codes.setdefault(key, len(codes)) for key in zip(table.name, table.kind.tolist(), strict=True)),
-            dtype=np.int64,
-            count=len(table),
+    def _library_efficiency(
+        self, table: OpTable, convolution: Bools, attention: Bools, depthwise: Bools, backward: Bools
+    ) -> Floats:
+        """Share of peak that large, well-shaped calls of each kind reach; 1 for what is no matrix arithmetic."""
+        constant, last = self.calibration, table.channels_last
+        by_kind = _by_kind(
+            {
+                "matmul": constant["compute.matmul"],
+                "batched_matmul": constant["compute.batched_matmul"],
+                "grouped_matmul": constant["compute.matmul"],
+                "convolution": constant["compute.convolution"],
+                "attention": constant["compute.attention"],
+                "recurrent": constant["compute.recurrent"],
+            },
+            1.0,
         )
-        names = [_memory_constant(name, KINDS[kind]) for name, kind in codes]
-        result: Floats = np.array([constant[f"memory.{name}"] for name in names])[rows] if names else np.zeros(0)
-        for variant, column in (("channels_last", table.channels_last), ("strided", program.strided)):
-            changed = np.array([constant.constants.get(f"memory.{n}.{variant}", np.nan) for n in names])
-            there = changed[rows] if names else result
-            result = np.where(column & ~np.isnan(there), there, result)
-        result[depthwise] = np.where(
-            table.channels_last[depthwise],
-            constant["memory.depthwise.channels_last"],
-            constant["memory.depthwise"],
-        )
+        result: Floats = by_kind[table.kind]
+        result[convolution & last] = constant["compute.convolution.channels_last"]
+        grouped = convolution & (table.gemm_batch > 1)
+        result[grouped & ~last] *= constant["compute.grouped"]
+        result[grouped & last] *= constant["compute.grouped.channels_last"]
+        result[depthwise & ~last] = constant["compute.depthwise"]
+        result[depthwise & last] = constant["compute.depthwise.channels_last"]
+        result[convolution & backward] *= constant["compute.convolution.backward"]
+        result[attention & backward] *= constant["compute.attention.backward"]
         return result
 
-    def _overheads(self, program: Program, device: Device, kind_is: dict[str, Bools]) -> tuple[Floats, Floats]:
+    def _memory_efficiency(self, program: Program, depthwise: Bools) -> Floats:
+        """Share of bandwidth that each op's kernels reach, by kind, layout and whether they walk a permuted view."""
+        last, constants = program.table.channels_last, self.calibration
+        names = [f"memory.{_memory_constant(name, kind)}" for name, kind in program.names]
+        if not names:
+            return np.zeros(0)
+        plain = [constants[name] for name in names]
+        result: Floats = np.array(plain)[program.name_code]
+        for variant, column in (("channels_last", last), ("strided", program.strided)):
+            varied = [constants.constants.get(f"{n}.{variant}", p) for n, p in zip(names, plain, strict=True)]
+            result = np.where(column, np.array(varied)[program.name_code], result)
+        result[depthwise & ~last] = constants["memory.depthwise"]
+        result[depthwise & last] = constants["memory.depthwise.channels_last"]
+        return result
+
+    def _overheads(self, program: Program, device: Device) -> tuple[Floats, Floats]:
         """Device-side launch time and host-side issue time of one run of each op."""
         table, constant = program.table, self.calibration
+        reads = table.kind == _CODE["scalar_read"]
+        if device.kind == "cpu":  # the host is the device: nothing overlaps
+            runs = np.where(program.kernels > 0, constant["host.cpu_op"], constant["host.cpu_view"])
+            return runs * (program.issues > 0), np.zeros(len(table))
         launch = program.kernels * constant["launch.kernel"]
-        library = np.zeros(len(table), dtype=np.bool_)
-        for kind in _LIBRARY:
-            library |= kind_is[kind]
         if program.runtime == "compiled":
             host = program.issues * constant["host.compiled_kernel"]
             if len(host):
                 host[0] += constant["host.compiled_step"] / max(1.0, table.repeat[0])
         else:
-            host = np.where(library, constant["host.library"], constant["host.op"])
-            host = np.where(kind_is["view"], constant["host.view"], host) * program.issues
-        host = host + np.where(kind_is["scalar_read"], constant["host.sync"], 0.0)
-        if device.kind == "cpu":  # the host is the device: nothing overlaps
-            return np.where(program.kernels > 0, constant["host.cpu_op"], 0.2 * constant["host.cpu_op"]), 0.0 * host
-        return launch, host
+            host = np.where(_IS_LIBRARY[table.kind], constant["host.library"], constant["host.op"])
+            host = np.where(table.kind == _CODE["view"], constant["host.view"], host) * program.issues
+        return launch, host + np.where(reads, constant["host.sync"], 0.0)
 
     def step(self, program: Program, times: OpTimes, settings: Settings) -> Step:
         """Ops one after another, the host running ahead."""
@@ -246,7 +266,7 @@ class Roofline:
                 f"           FLOP executed  {format_flops(value['executed_flops'])}{note}",
                 f"           peak           {format_rate(value['peak_flops_per_s'], 'FLOP')}",
                 f"           efficiency     {value['compute_efficiency']:.3f}"
-                f"  (of which shape: tiles, waves, alignment {value['shape_efficiency']:.3f})",
+                f"  (of which tiles and waves {value['shape_efficiency']:.3f})",
             ]
         else:
             lines += [
@@ -277,7 +297,7 @@ def _peaks(table: OpTable, device: Device, settings: Settings) -> tuple[Floats, 
     peak = np.ones(len(table))
     tensor = np.zeros(len(table), dtype=np.bool_)
     notes: dict[str, None] = {}
-    matrix = np.isin(table.kind, [_CODE[kind] for kind in _MATRIX]) & (table.macs > 0)
+    matrix = _IS_MATRIX[table.kind] & (table.macs > 0)
     convolution = table.kind == _CODE["convolution"]
     for code in np.unique(table.dtype[matrix]):
         number_format = FORMATS[code]
@@ -298,24 +318,64 @@ def _peaks(table: OpTable, device: Device, settings: Settings) -> tuple[Floats, 
     return peak, tensor, tuple(notes)
 
 
+def power_share(device: Device, constant: Calibration) -> float:
+    """TDP over what the tensor cores would draw at full clock and use; 1 where that is unknown or less than TDP.
+
+    The draw is multiprocessors × clock × energy of one cycle of one, which is a constant of the architecture.
+    """
+    joules = constant.constants.get(f"power.{device.compute_capability}")
+    if joules is None or not device.multiprocessors or not device.boost_clock_hz or not device.tdp_w:
+        return 1.0
+    return min(1.0, device.tdp_w / (joules * device.multiprocessors * device.boost_clock_hz))
+
+
+def _fed(table: OpTable, rows: Bools, device: Device, constant: Calibration) -> Floats:
+    """FLOP/s at which operands can be fetched for tensor cores, where their rows are not aligned to 16 bytes.
+
+    Multiprocessors then load in smaller pieces, the smaller the slower: a rate per cycle and multiprocessor, whatever
+    the tensor cores could do with it.
+    """
+    result = np.full(len(table), np.inf)
+    if device.multiprocessors is None or device.boost_clock_hz is None or not rows.any():
+        return result
+    depth = table.gemm_k[rows] / np.maximum(1.0, table.kernel_area[rows])  # channels, for a convolution
+    size = _ITEMSIZE[table.dtype[rows]]
+    aligned = np.minimum(_power_of_two_in(depth), _power_of_two_in(table.gemm_n[rows])) * size
+    # Libraries pad the three or so channels of an image by themselves.
+    image = (table.kernel_area[rows] > 1) & (depth < 8)
+    rate = constant["compute.fetch"] * (aligned / 16.0) ** constant["compute.fetch_growth"]
+    rate *= device.multiprocessors * device.boost_clock_hz
+    result[rows] = np.where((aligned < 16) & ~image, rate, np.inf)
+    return result
+
+
+def _power_of_two_in(number: Floats) -> Floats:
+    """The largest power of two that divides each (whole) number, at most 64.
+
+    >>> _power_of_two_in(np.array([12.0, 7.0, 64.0]))
+    array([ 4.,  1., 64.])
+    """
+    result = np.ones(len(number))
+    for power in (2.0, 4.0, 8.0, 16.0, 32.0, 64.0):
+        result = np.where(number % power == 0, power, result)
+    return result
+
+
 def _shape_efficiency(
     table: OpTable,
-    tensor: Bools,
     attention: Bools,
     depthwise: Bools,
     multiprocessors: int | None,
     constant: Calibration,
 ) -> Floats:
-    """What tiles, waves and alignment leave of a matrix product's peak: 0 < efficiency ≤ 1."""
+    """What tiles and waves leave of a matrix product's peak: 0 < efficiency ≤ 1."""
     result = np.ones(len(table))
     product = (table.gemm_m * table.gemm_n * table.gemm_k > 0) & ~attention & ~depthwise
     if product.any():
         batch, m, n, k = (column[product] for column in (table.gemm_batch, table.gemm_m, table.gemm_n, table.gemm_k))
         result[product] = tile_efficiency(batch, m, n, k, multiprocessors, constant)
-        depth = k / np.maximum(1.0, table.kernel_area[product])  # channels, for a convolution
-        narrow = tensor[product] & (_ITEMSIZE[table.dtype[product]] <= 2)
-        odd = narrow & ((depth % 8 != 0) | (n % 8 != 0))
-        result[product] *= np.where(odd, constant["compute.misaligned"], 1.0)
+        channels = k / np.maximum(1.0, table.kernel_area[product])
+        result[product] *= np.where(channels == 3, 0.75, 1.0)  # an image: padded to four channels
     if attention.any():
         batch, queries = table.gemm_batch[attention], table.gemm_m[attention]
         tiles = batch * np.ceil(queries / _QUERY_TILE)
@@ -324,34 +384,36 @@ def _shape_efficiency(
     return result
 
 
+# Every tiling in every number of parts, as columns against rows of operations.
+_CHOICES = [(rows, columns, parts) for rows, columns in _TILES for parts in _SPLITS]
+_ROWS, _COLUMNS, _PARTS = (np.array(column, dtype=np.float64)[:, None] for column in zip(*_CHOICES, strict=True))
+_CHUNK = 4096  # operations at a time, so that intermediate columns stay in cache
+
+
 def tile_efficiency(
     batch: Floats, m: Floats, n: Floats, k: Floats, multiprocessors: int | None, constant: Calibration
 ) -> Floats:
     """Share of peak that the best tiling of ``batch`` products (m, k) × (k, n) reaches."""
     reuse, start, tail = (constant[f"compute.{name}"] for name in ("tile_reuse", "tile_start", "wave_tail"))
-    best_reuse = max(_reuse(*tile) for tile in _TILES)
-    best = np.zeros(len(m))
-    for rows, columns in _TILES:
-        # A tile of r × c does r·c multiply-adds per r + c operands it loads.
-        speed = _reuse(rows, columns) / (_reuse(rows, columns) + reuse) * (best_reuse + reuse) / best_reuse
-        down, across = np.ceil(m / rows), np.ceil(n / columns)
-        filled = speed * (m / (down * rows)) * (n / (across * columns))
-        tiles = batch * down * across
-        for parts in _SPLITS:
-            depth = k / parts
-            efficiency = filled * depth / (depth + start) * _wave_efficiency(tiles * parts, multiprocessors, tail)
-            best = np.maximum(best, np.where(depth >= 1, efficiency, 0.0) if parts > 1 else efficiency)
+    # A tile of r × c does r·c multiply-adds per r + c operands it loads.
+    own = _ROWS * _COLUMNS / (_ROWS + _COLUMNS)
+    speed = own / (own + reuse) * (1.0 + reuse / own.max())
+    best = np.empty(len(m))
+    for first in range(0, len(m), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        down, across, depth = np.ceil(m[part] / _ROWS), np.ceil(n[part] / _COLUMNS), k[part] / _PARTS
+        tiles = down * across
+        efficiency = speed * m[part] * n[part] / (tiles * _ROWS * _COLUMNS) * depth / (depth + start)
+        efficiency *= _wave_efficiency(batch[part] * tiles * _PARTS, multiprocessors, tail)
+        efficiency[(depth < 1.0) & (_PARTS > 1.0)] = 0.0
+        best[part] = efficiency.max(axis=0)
     return np.minimum(best, 1.0)
-
-
-def _reuse(rows: int, columns: int) -> float:
-    return rows * columns / (rows + columns)
 
 
 def _wave_efficiency(tiles: Floats, multiprocessors: int | None, tail: float) -> Floats:
     """Share of multiprocessor time in use when `tiles` equal tiles run in waves; `tail` = 1 is strict lock-step."""
     if multiprocessors is None:
-        return np.ones(len(tiles))
+        return np.ones_like(tiles)
     waves = tiles / multiprocessors
     lasting = np.maximum(1.0, tail * np.ceil(waves) + (1.0 - tail) * waves)
     return np.asarray(waves / lasting)
