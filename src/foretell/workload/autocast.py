@@ -34,9 +34,9 @@ _FP32_RESULT = """prod prod.dim_int cumprod cumsum linalg_vector_norm linalg_mat
     linalg_matrix_norm.str_ord sum sum.dim_IntList"""
 _FP32_SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
-# CPU's own list casts these to float32 and CUDA's leaves them alone.
+# CPU's own lists cast or promote these; CUDA's leave them alone.
 _ALONE = """avg_pool3d polar trace view_as_complex quantile nanquantile stft fake_quantize_per_tensor_affine
-    _adaptive_avg_pool3d grid_sampler binary_cross_entropy"""
+    _adaptive_avg_pool3d grid_sampler binary_cross_entropy cat stack index_copy"""
 
 
 def _overload(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -330,7 +331,8 @@ def _eager_compiled(module: nn.Module) -> Iterator[None]:
     if not compiled:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         yield
 
 
