@@ -287,15 +287,18 @@ class _Builder:
         loss = self.segments[-1].leaving
         grads = {loss: rec.op("aten.ones_like.default", (loss,), ((), "float32"))}
         for segment in reversed(self.segments):
-            nodes = segment.nodes
             with rec.group(segment.name, segment.layers) if segment.name else rec.at(""):
                 if segment.group is not None and self.checkpointing:
                     assert segment.weights is not None
                     rec.take_tape()
+                    start = len(rec.ops)
                     again = layer(self.run, segment.entering, segment.weights, segment.group)
-                    nodes = rec.take_tape()
+                    end = len(rec.ops)
                     grads[again] = grads.pop(segment.leaving)
-                rec.backward(nodes, grads)
+                    rec.backward(rec.take_tape(), grads)
+                    rec.drop_unread(start, end)
+                else:
+                    rec.backward(segment.nodes, grads)
 
     def optimizer(self, optimizer: Optimizer, dtype: str) -> None:
         """The optimizer's step, each op over the parameters of all layers."""

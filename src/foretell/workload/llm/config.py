@@ -77,7 +77,8 @@ class LLMConfig:
     """The shape of a decoder-only transformer. Sizes are in elements.
 
     `attention_pattern` is cycled over the layers (``("sliding", "full")``: every other layer sees `sliding_window`
-    tokens only). `rotary_dim` is how much of a head rotates (None: all), `position_rows` the rows of a learned
+    tokens only). `norm_fp32` says that an RMS norm multiplies by its weight before it goes back to the model's dtype
+    (Gemma, gpt-oss). `rotary_dim` is how much of a head rotates (None: all), `position_rows` the rows of a learned
     position table, `fused_qkv` and `fused_gate_up` whether projections are one matrix. `source` names the repository
     of the public ``config.json``; `published_parameters` and `published_active_parameters` are what its authors
     state, where they do (`published_source` says in which words).
@@ -98,6 +99,7 @@ class LLMConfig:
     activation: str = "silu"
     norm: str = "rms"
     norm_bias: bool = False
+    norm_fp32: bool = False
     block: str = "pre_norm"
     qkv_bias: bool = False
     o_bias: bool = False

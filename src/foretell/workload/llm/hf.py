@@ -222,7 +222,7 @@ def _gpt_oss(r: _Reader) -> dict[str, Any]:
     fields = _sizes(r)
     bias = r.flag("attention_bias", True)
     return fields | {
-        "qkv_bias": bias, "o_bias": bias, "attention_sinks": True, "activation": "swiglu_clamped",
+        "qkv_bias": bias, "o_bias": bias, "attention_sinks": True, "norm_fp32": True, "activation": "swiglu_clamped",
         "moe": MoE(
             r.integer("num_local_experts", "num_experts"), r.integer("num_experts_per_tok"), fields["intermediate"],
             router_bias=True, expert_bias=True, scoring="softmax_after_topk", renormalize=False,
@@ -233,7 +233,7 @@ def _gpt_oss(r: _Reader) -> dict[str, Any]:
 def _gemma(r: _Reader) -> dict[str, Any]:
     bias = r.flag("attention_bias", False)
     return _sizes(r) | {
-        "qkv_bias": bias, "o_bias": bias, "embedding_scale": True,
+        "qkv_bias": bias, "o_bias": bias, "embedding_scale": True, "norm_fp32": True,
         "tied_embeddings": r.flag("tie_word_embeddings", True),
         "head_dim": r.integer("head_dim", default=256),
         "activation": r.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh"),

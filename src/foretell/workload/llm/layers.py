@@ -64,7 +64,10 @@ def norm(run: Run, x: int, weights: Weights, name: str) -> int:
         return (rec.like("aten.mul.Tensor", rec.like("aten.mul.Scalar", g[0]), cube),)
 
     rec.node((shifted,), (root,), root_backward)
-    return rec.mul(weight, rec.cast(rec.mul(wide, root), dtype))
+    scaled = rec.mul(wide, root)
+    if run.config.norm_fp32:
+        return rec.cast(rec.mul(weight, scaled), dtype)
+    return rec.mul(weight, rec.cast(scaled, dtype))
 
 
 def _fused_rms_norm(rec: Recorder, x: int, weight: int) -> int:
@@ -101,11 +104,13 @@ def activation(run: Run, x: int) -> int:
     """The nonlinearity of the config."""
     rec, kind = run.rec, run.config.activation
     if kind == "gelu_new" and not run.fused:  # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), op by op
+        wide = rec.cast(x, "float32") if rec.autocast else x  # autocast takes powers in fp32
+
         def cube_backward(grad: int) -> int:
-            square = rec.like("aten.pow.Tensor_Scalar", x)
+            square = rec.like("aten.pow.Tensor_Scalar", wide)
             return rec.like("aten.mul.Tensor", grad, rec.like("aten.mul.Scalar", square))
 
-        cube = rec.unary("aten.pow.Tensor_Scalar", x, cube_backward)
+        cube = rec.unary("aten.pow.Tensor_Scalar", wide, cube_backward)
         inner = rec.scale(rec.add(x, rec.scale(cube)))
         tanh = rec.like("aten.tanh.default", inner)
         rec.node((inner,), (tanh,), lambda g: (
@@ -236,7 +241,7 @@ def attention(run: Run, x: int, w: Weights, group: LayerGroup) -> int:
         caches = _write_cache(run, (rec.half(k), rec.half(v)), visible, min(everything, window))
         if run.context:
             k, v = caches
-    out = rec.attention(q, k, v, s > 1, group.window)
+    out = rec.attention(q, k, v, s > 1, group.window, w.get("sinks"))
     return linear(run, rec.alias(out, (b, s, c.heads * d)), w, "o_proj")
 
 
@@ -274,7 +279,7 @@ def _latent_attention(run: Run, x: int, w: Weights) -> int:
         queries = rec.concatenate((q_nope, q_rope))
         out = rec.attention(
             rec.alias(queries, (b, h, s, c.query_dim)), rec.alias(keys, (b, h, total, c.query_dim)),
-            rec.alias(v, (b, h, total, m.v_head_dim)), s > 1, None,
+            rec.alias(v, (b, h, total, m.v_head_dim)), s > 1,
         )
     return linear(run, rec.alias(out, (b, s, h * m.v_head_dim)), w, "o_proj")
 
@@ -298,7 +303,7 @@ def _absorbed(
         cache = rec.concatenate((rec.alias(latent, (b, total, 1, rank)), k_rope))
     keys = rec.alias(cache, (b, 1, total, width))
     values = rec.narrowed(keys, (b, 1, total, rank))
-    out = rec.attention(rec.alias(queries, (b, h, s, width)), keys, values, s > 1, None,
+    out = rec.attention(rec.alias(queries, (b, h, s, width)), keys, values, s > 1,
                         read_less=rec.tensors[values].nbytes)  # the values are the keys' first part
     with rec.at("kv_b_proj"):
         return rec.batched_matmul(rec.alias(out, (h, b * s, rank)), up_value)

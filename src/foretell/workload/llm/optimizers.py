@@ -38,7 +38,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     )),
     "adam": Optimizer("MV", _ADAM),
     "adamw": Optimizer("MV", (_DECAY, *_ADAM)),
-    "adamw-fused": Optimizer("MV", (("aten._fused_adamw_.default", "PGMV", "PGMV"),)),
+    "adamw-fused": Optimizer("MV", (("aten._fused_adamw_.default", "PGMV", "PMV"),)),
     "lion": Optimizer("M", (
         _DECAY,
         ("aten._foreach_lerp.Scalar", "MG", "D"),

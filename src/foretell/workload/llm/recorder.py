@@ -84,6 +84,11 @@ class Recorder:
     def shape(self, value: int) -> Shape:
         return self.tensors[value].shape
 
+    @property
+    def autocast(self) -> bool:
+        """Whether weights are stored wider than they multiply."""
+        return self.compute_dtype != self.param_dtype
+
     def dtype(self, value: int) -> str:
         return self.tensors[value].dtype
 
@@ -307,6 +312,26 @@ class Recorder:
                 block = self._blocks[self.tensors[grad].storage]
                 block.born = max(block.born, len(self.ops) - 1) if block.born >= 0 else -1
 
+    def drop_unread(self, start: int, end: int) -> None:
+        """Take back the last of the ops from `start` to `end` whose results nothing later reads.
+
+        Checkpointing stops to recompute a layer when all that backward needs is there.
+        """
+        read = {self.tensors[value].storage for op in self.ops[end:] for value in op.inputs}
+        first = end
+        while first > start and not any(self.tensors[v].storage in read for v in self.ops[first - 1].outputs):
+            first -= 1
+        gone = end - first
+        del self.ops[first:end]
+
+        def moved(index: int) -> int:
+            return index if index < first else first - 1 if index < end else index - gone
+
+        for block in self._blocks:
+            if first <= block.born < end:
+                block.nbytes = 0
+            block.born, block.last_use = moved(block.born), moved(block.last_use)
+
     def _parameter_gradient(self, parameter: int, grad: int) -> int:
         """Store or add the gradient of a parameter."""
         if parameter in self.gradients:  # used twice: a tied embedding
@@ -527,8 +552,12 @@ class Recorder:
 
     # --- attention ----------------------------------------------------------------------------------------------
 
-    def attention(self, q: int, k: int, v: int, causal: bool, window: int | None, read_less: int = 0) -> int:
-        """Scaled dot-product attention of q (…, heads, queries, d) over k (…, kv_heads, keys, d), v (…, d_v)."""
+    def attention(self, q: int, k: int, v: int, causal: bool, window: int | None = None, sinks: int | None = None,
+                  read_less: int = 0) -> int:
+        """Scaled dot-product attention of q (…, heads, queries, d) over k (…, kv_heads, keys, d), v (…, d_v).
+
+        `sinks` (heads) are learned scores that take part in the softmax and attend to nothing.
+        """
         q = self.half(q)
         if self.dtype(k) == "float32":
             k, v = self.half(k), self.half(v)
@@ -540,13 +569,14 @@ class Recorder:
         outputs: list[tuple[Shape, str]] = [(shape, self.dtype(q))]
         if self.tape is not None:
             outputs.append((tuple(lead), "float32"))  # log of the sum of exponentials, for backward
-        results = self.emit("foretell.sdpa.default", (q, k, v), outputs, attrs, read_less=read_less)
+        operands = (q, k, v) if sinks is None else (q, k, v, sinks)
+        results = self.emit("foretell.sdpa.default", operands, outputs, attrs, read_less=read_less)
 
         def backward(g: Gradients) -> Gradients:
             grad = g[0]
             assert grad is not None
-            specs = [(self.shape(value), self.dtype(value)) for value in (q, k, v)]
-            return self.emit("foretell.sdpa_backward.default", (grad, q, k, v, *results), specs, attrs)
+            specs = [(self.shape(value), self.dtype(value)) for value in operands]
+            return self.emit("foretell.sdpa_backward.default", (grad, *operands, *results), specs, attrs)
 
-        self.node((q, k, v), (results[0],), backward)
+        self.node(operands, (results[0],), backward)
         return results[0]
