@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from foretell.errors import InputError, unknown
@@ -175,23 +176,7 @@ class LLMConfig:
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The layers as groups of equal ones, in order of first appearance."""
-        counts: dict[tuple[int | None, bool], int] = {}
-        for layer in range(self.layers):
-            sliding = self.attention_pattern[layer % len(self.attention_pattern)] == "sliding"
-            moe = self.moe is not None and layer >= self.moe.first_dense and (layer + 1) % self.moe.every == 0
-            key = (self.sliding_window if sliding else None, moe)
-            counts[key] = counts.get(key, 0) + 1
-        several_windows = len({window for window, _ in counts}) > 1
-        several_mlps = len({moe for _, moe in counts}) > 1
-        return tuple(
-            LayerGroup(count, window, moe, "layers" + "".join(
-                f".{label}" for label, wanted in (
-                    ("full" if window is None else "sliding", several_windows),
-                    ("experts" if moe else "dense", several_mlps),
-                ) if wanted
-            ))
-            for (window, moe), count in counts.items()
-        )
+        return _groups(self)
 
     @property
     def parameters(self) -> int:
@@ -210,6 +195,27 @@ class LLMConfig:
     def replace(self, **changes: Any) -> LLMConfig:
         """A copy with some fields changed, checked anew."""
         return dataclasses.replace(self, **changes)
+
+
+@lru_cache(maxsize=256)
+def _groups(config: LLMConfig) -> tuple[LayerGroup, ...]:
+    counts: dict[tuple[int | None, bool], int] = {}
+    for layer in range(config.layers):
+        sliding = config.attention_pattern[layer % len(config.attention_pattern)] == "sliding"
+        moe = config.moe is not None and layer >= config.moe.first_dense and (layer + 1) % config.moe.every == 0
+        key = (config.sliding_window if sliding else None, moe)
+        counts[key] = counts.get(key, 0) + 1
+    several_windows = len({window for window, _ in counts}) > 1
+    several_mlps = len({moe for _, moe in counts}) > 1
+    return tuple(
+        LayerGroup(count, window, moe, "layers" + "".join(
+            f".{label}" for label, wanted in (
+                ("full" if window is None else "sliding", several_windows),
+                ("experts" if moe else "dense", several_mlps),
+            ) if wanted
+        ))
+        for (window, moe), count in counts.items()
+    )
 
 
 def config_from_mapping(data: Mapping[str, Any], name: str, where: str) -> LLMConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from foretell.workload.llm.config import LayerGroup, LLMConfig
 
@@ -140,6 +141,7 @@ def _experts(c: LLMConfig) -> list[Weight]:
     return weights
 
 
+@lru_cache(maxsize=256)
 def count_parameters(config: LLMConfig, active: bool = False, lookups: bool = True) -> int:
     """Elements of all weights. `active`: of the routed experts only the `top_k` a token meets. ``lookups=False``
     leaves out tables that are looked up and never multiply (a tied embedding multiplies, as the head)."""
