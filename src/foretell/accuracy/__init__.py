@@ -6,7 +6,7 @@ True
 """
 
 from foretell.accuracy.metrics import Score, score
-from foretell.accuracy.run import Prediction, Progress, Report, SliceResult, run
+from foretell.accuracy.runner import Prediction, Progress, Report, SliceResult, run
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
 from foretell.accuracy.table import to_dict, to_table
 

@@ -15,8 +15,8 @@ from foretell.errors import InputError, unknown
 class Row:
     """One measurement. `options` are those of `foretell.capture`, without the batch; `source` is file and line.
 
-    `parameters` is the count that the table states (low and high, by its rounding), None where it states none: where the
-    workload has another count, the table measured something else, as a network whose branches were merged first.
+    `parameters` is the count that the table states (low and high, by its rounding), None where it states none. Where
+    the workload has another count, the table measured something else, as a network whose branches were merged first.
     """
 
     workload: str

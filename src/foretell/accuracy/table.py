@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretell.accuracy.run import Report
+from foretell.accuracy.runner import Report
 
 
 def to_table(report: Report) -> Any:
