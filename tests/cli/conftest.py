@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ def make():
 
 
 @pytest.fixture
-def run() -> Callable[..., Result]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """`run("devices", "t4")` runs the command line in this process."""
     from foretell.cli.app import app
 
+    catalogue = import_module("foretell.hardware.catalogue")
+
     def invoke(*arguments: object, width: int = 80) -> Result:
+        monkeypatch.setattr(catalogue, "_added", ())  # as in a process of its own
         return CliRunner(env={"COLUMNS": str(width)}).invoke(app, [str(a) for a in arguments])
 
     return invoke

@@ -31,7 +31,7 @@ def test_every_figure_is_on_the_card(estimate: Make, printed: Printed) -> None:
     assert line(text, "memory ").endswith("35 % 7 ms")
     assert line(text, "launch").endswith("5.0 % 1 ms")
     assert line(text, "Work") == "Work 523 GFLOP · 262 GMAC · 25.6 M parameters · MFU 12 %"
-    assert line(text, "Memory").startswith("Memory 6 GiB of 80 GiB █")
+    assert line(text, "Memory").startswith("Memory 6 GiB of 80 GiB ━")
     assert line(text, "Memory").endswith("7.5 % fits")
     assert "largest batch that fits: 900" in text
     assert line(text, "activations") == "activations 3 GiB · parameters 1 GiB · framework 1 GiB"

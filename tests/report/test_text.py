@@ -22,8 +22,8 @@ def test_a_bar_fills_its_track_in_proportion(part: float, width: int, ascii_only
 @pytest.mark.parametrize(
     ("part", "drawn"),
     [
-        *((0.0, "········"), (0.5, "████····"), (1.0, "████████")),
-        *((0.0625, "▌·······"), (1e-6, "▏·······"), (1.2, "███████▶")),
+        *((0.0, "········"), (0.5, "━━━━····"), (1.0, "━━━━━━━━")),
+        *((0.3125, "━━╸·····"), (1e-6, "╸·······"), (1.2, "━━━━━━━▶")),
     ],
 )
 def test_a_bar_by_eye(part: float, drawn: str, printed: Printed) -> None:

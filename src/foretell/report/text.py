@@ -34,14 +34,12 @@ __all__ = [
 #: What stands where a figure is not known: a dash would read as zero.
 UNKNOWN = "unknown"
 
-_EIGHTHS = (" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-
 
 class Bar:
     """`share` (0 to 1) of a track, at most `width` cells long; beyond 1 it is full and ends in ``▶``.
 
-    Length alone carries the meaning, so it reads the same without colour; on a terminal that has only ASCII it is
-    drawn with ``#`` and ``.``.
+    Length alone carries the meaning, so it reads the same without colour. It does not fill the height of its line, so
+    that bars below each other stay apart. On a terminal that has only ASCII it is drawn with ``#`` and ``.``.
     """
 
     def __init__(self, share: float, width: int = 24, style: str = "cyan") -> None:
@@ -52,17 +50,12 @@ class Bar:
     def text(self, width: int, ascii_only: bool = False) -> tuple[str, str]:
         """The filled part and the rest of the track; together `width` cells."""
         share = 0.0 if math.isnan(self.share) else max(0.0, self.share)
+        line, half, dot, over = ("#", "", ".", ">") if ascii_only else ("━", "╸", "·", "▶")
         if share > 1.0:
-            full, over = ("#", ">") if ascii_only else ("█", "▶")
-            return full * (width - 1) + over, ""
-        if ascii_only:
-            cells = round(share * width)
-            return "#" * cells, "." * (width - cells)
-        eighths = round(share * width * 8)
-        if share > 0.0:
-            eighths = max(1, eighths)  # what is there must be seen
-        filled = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-        return filled, "·" * (width - len(filled))
+            return line * (width - 1) + over, ""
+        halves = max(round(2 * share * width), 1 if share > 0.0 else 0)  # what is there must be seen
+        filled = line * (halves // 2) + (half or line) * (halves % 2)
+        return filled, dot * (width - len(filled))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         filled, rest = self.text(min(self.width, options.max_width), options.ascii_only)
@@ -116,7 +109,7 @@ class Framed:
         if console.is_terminal:
             yield Panel(
                 self.body,
-                title=Text(shorten(self.title, width - 6), style="bold"),
+                title=Text(shorten(self.title, width - 6), style="not dim bold"),
                 title_align="left",
                 subtitle=Text(shorten(self.footer, width - 6), style="dim") if self.footer else None,
                 subtitle_align="right",
