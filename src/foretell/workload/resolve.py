@@ -310,15 +310,17 @@ def _llm(name: str, options: Options) -> Graph:
         raise InputError("llm: workloads take no --input", repair="give --batch, --seq-len and --context")
     if options.layout != "nchw":
         raise InputError("llm: workloads have no image layout", repair="leave --layout out")
-    optimizer = options.optimizer
+    config = llm.config(name)
+    decode = options.phase == "decode"
+    length = options.seq_len or min(2048, (config.context_length or 2048) - decode)
     return llm.graph(
-        llm.config(name),
-        phase="prefill" if options.phase == "inference" else options.phase,
+        config,
+        phase=options.phase,
         batch=options.batch,
-        seq_len=options.seq_len or 2048,
-        context=options.context if options.context is not None else options.seq_len or 2048,
+        seq_len=None if decode else length,
+        context=options.context if options.context is not None else length if decode else 0,
         precision=options.precision,
-        optimizer=optimizer,
+        optimizer=options.optimizer,
         checkpointing=options.checkpointing,
         accumulate=options.accumulate,
     )
@@ -335,9 +337,11 @@ def on_meta(build: Callable[[], Any]) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from foretell.workload.capture import Uninitialised
+
     with quiet():
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), Uninitialised():
                 return build()
         except ForetellError:
             raise
