@@ -315,3 +315,13 @@ def test_no_torch_is_imported() -> None:
         "loaded = {'torch', 'transformers', 'timm'} & set(sys.modules); sys.exit(', '.join(loaded) or 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("precision", llm.PRECISIONS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
+def test_products_meet_operands_of_one_dtype(config: llm.LLMConfig, precision: str) -> None:
+    for options in ({"phase": "train", "seq_len": 8}, {"phase": "decode", "context": 8}):
+        graph = llm.graph(config, precision=precision, **options)
+        for op in graph.ops:
+            if op.kind in ("matmul", "batched_matmul", "grouped_matmul"):
+                assert {graph.tensors[value].dtype for value in op.inputs} == {op.dtype}, op.module

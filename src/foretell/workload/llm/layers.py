@@ -295,6 +295,8 @@ def _absorbed(
     width = rank + m.rope_head_dim
     with rec.at("kv_b_proj"):
         weight = w["kv_b_proj.weight"]
+        if rec.dtype(weight) == rec.param_dtype:  # not quantized
+            weight = rec.half(weight)
         up_key = rec.narrowed(weight, (h, m.nope_head_dim, rank))
         up_value = rec.narrowed(weight, (h, rank, m.v_head_dim))
         moved = rec.batched_matmul(rec.alias(q_nope, (h, b * s, m.nope_head_dim)), up_key)
