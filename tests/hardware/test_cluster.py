@@ -74,7 +74,7 @@ def test_totals():
     assert found.node_count == 3
     assert len(found.nodes) == 3
     assert not found.homogeneous
-    assert found.price_usd_per_h == pytest.approx(2 * 21.96 + 55.04)
+    assert found.price_usd_per_h == pytest.approx(2 * 21.957642 + 55.04)
     assert cluster("2x dgx-a100").price_usd_per_h is None
     assert cluster("8x t4").price_usd_per_h == pytest.approx(8 * 0.526)
     assert cluster("2x dgx-a100").homogeneous

@@ -15,9 +15,9 @@ FP32_PER_CLOCK = dict.fromkeys(["3.5", "3.7"], 2 * 192)
 FP32_PER_CLOCK |= dict.fromkeys(["6.0", "7.0", "7.5", "8.0"], 2 * 64)
 FP32_PER_CLOCK |= dict.fromkeys(["5.2", "6.1", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0"], 2 * 128)
 # fp16 tensor FLOP per SM and clock, fp32 accumulators: 2 × (tensor cores per SM) × (fused multiply-adds per core).
-# Source: NVIDIA GTC 2018 S8629 and GTC 2020 S21730 talks and the architecture white papers' tensor-core sections:
-# Volta 8 × 64, GA100 4 × 256, GH100 4 × 512, GB100 4 × 1024; GA10x, Ada, GB20x 4 × 128 on professional boards;
-# GeForce boards run fp32 accumulation at half of that rate (Turing 8 × 64 halved likewise).
+# Source: the tensor-core sections of the architecture white papers: Volta 8 × 64, GA100 4 × 256, GH100 4 × 512,
+# GB100 4 × 1024; GA10x, Ada, GB20x 4 × 128 on professional boards; GeForce boards run fp32 accumulation at half of
+# that rate (Turing 8 × 64 halved likewise).
 PROFESSIONAL, GEFORCE = 2 * 4 * 128, 4 * 128
 TENSOR_PER_CLOCK = {"7.0": 2 * 8 * 64, "8.0": 2 * 4 * 256, "8.7": 2 * 4 * 256}
 # Clocks at which vendors quote tensor peaks, where they are not the boost clock (H100 white paper, table 3).
@@ -34,7 +34,7 @@ def nvidia():
 def test_fp32_is_cores_times_clock(found):
     peak = found.peak("fp32", "vector")
     if peak is None or found.boost_clock_hz is None:
-        assert found.name in {"v100-sxm3-32gb", "gb10", "gb300"}
+        assert found.name in {"gb10", "gb300"}
         return
     if found.name == "h20":  # its sheet gives 44 TFLOP/s for 78 SMs, which the listed clock does not reach
         return
@@ -48,19 +48,19 @@ def test_fp16_tensor_is_dense_with_fp32_accumulators(found):
     if peak is None:
         assert float(found.compute_capability) < 7 or found.name in {"gb10", "jetson-thor-t5000"}
         return
-    if found.name in {"h20", "titan-v", "v100-sxm3-32gb", "b300-sxm", "gb300", "h100-nvl", "h200-nvl"}:
+    if found.name in {"h20", "titan-v", "gb300", "h100-nvl", "h200-nvl"}:
         return  # cut-down tensor cores, or a tensor clock that NVIDIA does not publish: bounded below
     clock = TENSOR_CLOCK_HZ.get(found.name, found.boost_clock_hz)
     geforce = "GeForce" in found.title or found.name in HALF_RATE
     if found.name.startswith("gh200"):
         clock = 1830e6
     rate = TENSOR_PER_CLOCK.get(found.compute_capability)
-    if rate is None and found.compute_capability in ("9.0", "10.0"):
-        rate = {"9.0": 2 * 4 * 512, "10.0": 2 * 4 * 1024}[found.compute_capability]
+    if rate is None and found.compute_capability in ("9.0", "10.0", "10.3"):
+        rate = {"9.0": 2 * 4 * 512, "10.0": 2 * 4 * 1024, "10.3": 2 * 4 * 1024}[found.compute_capability]
     elif rate is None:
         rate = GEFORCE if geforce else PROFESSIONAL
-    # Blackwell's sheets are quoted some 5 % under the maximum clock.
-    tolerance = 0.08 if found.compute_capability == "10.0" else 0.03
+    # Blackwell's sheets are quoted some 5 to 9 % under the maximum clock.
+    tolerance = {"10.0": 0.08, "10.3": 0.1}.get(str(found.compute_capability), 0.03)
     assert peak == pytest.approx(found.multiprocessors * rate * clock, rel=tolerance)
 
 
@@ -80,6 +80,93 @@ def test_no_sparsity_slipped_in(found):
         assert peaks["fp16acc16.tensor"] == pytest.approx(2 * peaks["fp16.tensor"], rel=0.01)
 
 
+# FLOP per SM and clock of the other vector formats: 2 × results per clock and SM.
+# Source: CUDA C++ Programming Guide, throughput of native arithmetic instructions, rows "16-bit floating-point add,
+# multiply, multiply-add" (two results per half2 instruction) and "64-bit floating-point add, multiply, multiply-add".
+FP64_PER_CLOCK = {"3.5": 128, "3.7": 128, "6.0": 64, "7.0": 64, "8.0": 64, "9.0": 128, "10.0": 128, "10.3": 4}
+FP64_PER_CLOCK |= dict.fromkeys(["5.2", "6.1"], 8) | dict.fromkeys(["7.5", "8.6", "8.9", "12.0"], 4)
+FP16_PER_CLOCK = {"6.0": 256, "6.1": 4, "7.0": 256, "7.5": 256, "8.0": 512, "9.0": 512}
+FP16_PER_CLOCK |= dict.fromkeys(["8.6", "8.9", "12.0"], 256)
+EXPORT = {"h20", "h800-sxm"}  # fp64 cut down for export
+
+
+@pytest.mark.parametrize("found", nvidia(), ids=lambda d: d.name)
+def test_fp64_and_fp16_vector_rates_are_the_guides(found):
+    for dtype, table in (("fp64", FP64_PER_CLOCK), ("fp16", FP16_PER_CLOCK)):
+        peak = found.peak(dtype, "vector")
+        if peak is None or found.boost_clock_hz is None or (dtype == "fp64" and found.name in EXPORT):
+            continue
+        if found.compute_capability == "8.7":  # Orin, which the guide's table leaves out
+            continue
+        expected = found.multiprocessors * table[found.compute_capability] * found.boost_clock_hz
+        assert peak == pytest.approx(expected, rel=0.04), dtype
+
+
+# FLOP per compute unit and clock, dense. Source: AMD's Vega, CDNA, CDNA 2 and CDNA 3 white papers, tables of operations
+# per clock and compute unit; CDNA 4 and RDNA 3 and 4 architecture presentations.
+GCN5 = {"fp32.vector": 128, "fp16.vector": 256}
+AMD_PER_CLOCK = {
+    "mi25": GCN5 | {"fp64.vector": 8},
+    "vega-fe": GCN5 | {"fp64.vector": 8},
+    "mi50-16gb": GCN5 | {"fp64.vector": 64, "int8.vector": 512},
+    "mi60": GCN5 | {"fp64.vector": 64, "int8.vector": 512},
+    "radeon-pro-w7900": {"fp32.vector": 256, "fp16.tensor": 512, "bf16.tensor": 512},
+    "rx-7900-xtx": {"fp32.vector": 256, "fp16.tensor": 512, "bf16.tensor": 512},
+}
+CDNA = {"fp64.vector": 64, "fp32.vector": 128, "fp32.tensor": 256, "bf16.tensor": 512}
+CDNA |= dict.fromkeys(["fp16.tensor", "int8.tensor"], 1024)
+RDNA4 = {"fp32.vector": 256} | dict.fromkeys(["fp16.tensor", "bf16.tensor"], 1024)
+RDNA4 |= dict.fromkeys(["fp8.tensor", "int8.tensor"], 2048)
+CDNA2 = dict.fromkeys(["fp64.vector", "fp32.vector"], 128) | dict.fromkeys(["fp64.tensor", "fp32.tensor"], 256)
+CDNA2 |= dict.fromkeys(["bf16.tensor", "fp16.tensor", "int8.tensor"], 1024)
+CDNA3 = {"fp64.vector": 128} | dict.fromkeys(["fp32.vector", "fp64.tensor", "fp32.tensor"], 256)
+CDNA3 |= {"tf32.tensor": 1024} | dict.fromkeys(["bf16.tensor", "fp16.tensor"], 2048)
+CDNA3 |= dict.fromkeys(["fp8.tensor", "int8.tensor"], 4096)
+CDNA4 = dict.fromkeys(["fp64.vector", "fp64.tensor"], 128) | dict.fromkeys(["fp32.vector", "fp32.tensor"], 256)
+CDNA4 |= dict.fromkeys(["bf16.tensor", "fp16.tensor"], 4096) | dict.fromkeys(["fp8.tensor", "int8.tensor"], 8192)
+CDNA4 |= dict.fromkeys(["fp6.tensor", "fp4.tensor"], 16384)
+AMD_PER_CLOCK |= {"mi100": CDNA, "rx-9070-xt": RDNA4}
+AMD_PER_CLOCK |= dict.fromkeys(["mi210", "mi250", "mi250x"], CDNA2)
+AMD_PER_CLOCK |= dict.fromkeys(["mi300a", "mi300x", "mi325x"], CDNA3) | dict.fromkeys(["mi350x", "mi355x"], CDNA4)
+
+
+@pytest.mark.parametrize("name", [d.name for d in map(device, devices()) if d.vendor == "AMD" and d.kind == "gpu"])
+def test_amd_peaks_are_compute_units_times_clock(name):
+    found = device(name)
+    assert set(found.peaks) == set(AMD_PER_CLOCK[name])
+    for key, rate in AMD_PER_CLOCK[name].items():
+        expected = found.multiprocessors * rate * found.boost_clock_hz
+        assert found.peaks[key] == pytest.approx(expected, rel=0.006), key
+
+
+# Matrix units per core, each of 128 × 128 multiply-adds per clock. Source: Jouppi et al., ISCA 2023, table 4 (v4 and
+# v3), and CACM 2020 (v2).
+@pytest.mark.parametrize(("name", "units"), [("tpu-v2", 1), ("tpu-v3", 2), ("tpu-v4", 4)])
+def test_tpu_peaks_are_matrix_units_times_clock(name, units):
+    found = device(name)
+    expected = found.multiprocessors * units * 2 * 128**2 * found.boost_clock_hz
+    assert found.peaks["bf16.tensor"] == pytest.approx(expected, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["xeon-8480-plus", "xeon-8592-plus", "xeon-6980p"])
+def test_amx_multiplies_one_pair_of_tiles_in_sixteen_cycles(name):
+    """A tile is 16 rows of 64 bytes: 32 bf16 or 64 int8 (Intel 64 and IA-32 optimization manual, AMX)."""
+    found = device(name)
+    per_clock = found.multiprocessors * found.boost_clock_hz * 2 * 16 * 16 / 16
+    assert found.peaks["bf16.tensor"] == pytest.approx(32 * per_clock, rel=0.005)
+    assert found.peaks["int8.tensor"] == pytest.approx(64 * per_clock, rel=0.005)
+
+
+COMMON = ["v100-sxm2-16gb", "t4", "a10g", "a100-sxm4-40gb", "a100-sxm4-80gb", "l4", "l40s", "h100-sxm", "h200-sxm"]
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_common_accelerators_have_a_dated_hourly_price(name):
+    found = device(name)
+    assert found.price_usd_per_h is not None
+    assert "20" in found.sources["price_usd_per_h"]
+
+
 # Memory bus width (bits) and data rate per pin (bit/s): TechPowerUp GPU database and the memory makers' parts.
 BUS = {
     "k80": (384, 5.0e9),
@@ -95,6 +182,8 @@ BUS = {
     "p100-sxm2-16gb": (4096, 1.43e9),
     "v100-sxm2-16gb": (4096, 1.752e9),
     "v100-pcie-32gb": (4096, 1.752e9),
+    "v100-sxm3-32gb": (4096, 1.752e9),
+    "p100-pcie-12gb": (3072, 1.43e9),
     "titan-v": (3072, 1.7e9),
     "t4": (256, 10.0e9),
     "rtx-2080-ti": (352, 14.0e9),
