@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.cost.estimate import Estimate, Memory
@@ -121,6 +121,7 @@ def test_names_are_not_read_as_markup(estimate: Make, printed: Printed) -> None:
     assert "[link]n" in text
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.floats(0, 1e4), st.floats(0, 1), st.floats(0, 1))
 def test_any_figures_can_be_printed(estimate: Make, printed: Printed, time_s: float, a: float, b: float) -> None:
     parts = {"compute": time_s * a, "memory": time_s * (1 - a) * b, "launch": time_s * (1 - a) * (1 - b)}

@@ -80,7 +80,7 @@ class _Scores:
 
 def _mean(scores: Sequence[Score]) -> Score:
     def mean(name: str) -> float:
-        return sum(getattr(score, name) for score in scores) / len(scores)
+        return float(sum(getattr(score, name) for score in scores) / len(scores))
 
     return Score(
         n=sum(score.n for score in scores),

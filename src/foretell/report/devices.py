@@ -127,14 +127,12 @@ def quantity(field: str, value: Any) -> tuple[str, str]:
     >>> quantity("l2_bytes", 41943040), quantity("shared_bytes_per_sm", 167936), quantity("multiprocessors", 108)
     (('l2', '40 MiB'), ('shared per sm', '164 KiB'), ('multiprocessors', '108'))
     """
-    name, form = _BYTES_PER.sub("", field), None
-    if name != field:
-        form = format_bytes
-    else:
-        for ending, printer in _UNITS:
-            if field.endswith(ending):
-                name, form = field.removesuffix(ending), printer
-                break
+    name = _BYTES_PER.sub("", field)
+    form: Callable[[float], str] | None = None if name == field else format_bytes
+    for ending, printer in _UNITS:
+        if field.endswith(ending):
+            name, form = field.removesuffix(ending), printer
+            break
     if field.endswith("_usd_per_h"):
         name += " per hour"
     return name.replace("_", " "), form(value) if form and isinstance(value, (int, float)) else str(value)

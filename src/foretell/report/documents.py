@@ -54,7 +54,7 @@ def _kind(part: dict[str, Any]) -> str:
         return "one of " + ", ".join(f"`{value}`" for value in part["enum"])
     names = {"string": "text", "object": "object", "array": "list", "boolean": "true or false", "null": "null"}
     types = part["type"] if isinstance(part["type"], list) else [part["type"]]
-    return " or ".join(names.get(kind, kind) for kind in types)
+    return " or ".join(names.get(kind, str(kind)) for kind in types)
 
 
 def json_text(data: Any, indent: int | None = 2) -> str:

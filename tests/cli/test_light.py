@@ -1,0 +1,134 @@
+"""What must stay light: no torch unless a workload needs it, a quick import, no noise where output is piped."""
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FORETELL = str(Path(sys.executable).with_name("foretell"))
+Shell = Callable[..., Any]
+
+_WITHOUT = """
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {forbidden!r}:
+            raise SystemExit(f"{{name}} was imported")
+
+sys.meta_path.insert(0, Forbidden())
+sys.argv = ["foretell", *{arguments!r}]
+from foretell.cli import main
+main()
+"""
+
+
+def run_without(forbidden: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = _WITHOUT.format(forbidden=forbidden, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("predict", "--help"),
+        ("devices",),
+        ("devices", "t4"),
+        ("predict", "llm:gpt2", "--seq-len", "128", "--on", "t4,l4"),
+        ("explain", "llm:gpt2", "--seq-len", "128", "--on", "t4"),
+        ("capture", "llm:gpt2", "--seq-len", "128"),
+    ],
+)
+def test_no_torch_where_none_is_needed(arguments: tuple[str, ...]) -> None:
+    result = run_without(("torch", "torchvision", "timm", "transformers"), *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_wrong_option_shows_before_torch_is_imported() -> None:
+    result = run_without(("torch",), "predict", "timm:resnet18", "--on", "t4", "--precision", "fp23")
+    assert result.returncode == 2
+    assert "fp32" in result.stderr
+    # and the check itself can fail:
+    assert "torch was imported" in run_without(("torch",), "predict", "timm:resnet18", "--on", "t4").stderr
+
+
+def test_help_and_version_import_little() -> None:
+    assert run_without(("torch", "numpy"), "--version").returncode == 0
+    assert run_without(("torch", "numpy"), "--help").returncode == 0
+
+
+def test_importing_foretell_takes_no_time() -> None:
+    code = "import time; t = time.process_time(); import foretell; print(time.process_time() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.3
+
+
+def read_all(handle: int) -> str:
+    text = b""
+    while True:
+        try:
+            chunk = os.read(handle, 4096)
+        except OSError:  # Linux says EIO where the other end has closed
+            break
+        if not chunk:
+            break
+        text += chunk
+    return text.decode()
+
+
+def on_terminal(*arguments: str) -> tuple[str, str]:
+    """Standard output (piped) and standard error (a terminal)."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [FORETELL, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True
+    )
+    os.close(theirs)
+    seen = read_all(ours)
+    os.close(ours)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return output, seen
+
+
+def test_progress_is_shown_on_a_terminal_for_what_takes_long(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time, torch\n\ndef make():\n    time.sleep(1.5)\n    return torch.nn.Linear(2, 3), torch.empty(1, 2)\n"
+    )
+    output, seen = on_terminal("predict", f"py:{path}:make", "--on", "t4", "--json")
+    assert "Capturing py:" in seen
+    assert output.startswith("{")
+    assert "Capturing" not in output
+
+
+def test_nothing_is_shown_for_what_is_quick() -> None:
+    output, seen = on_terminal("devices", "t4")
+    assert "NVIDIA T4" in output
+    assert seen == ""
+
+
+def test_a_terminal_gets_a_frame(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen([FORETELL, "devices", "t4"], stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    os.close(theirs)
+    seen = read_all(ours)
+    os.close(ours)
+    process.communicate(timeout=60)
+    assert "╭" in seen
+    assert "\x1b[" in seen
+    piped = shell("devices", "t4").stdout
+    assert "╭" not in piped
+    assert "\x1b" not in piped
+    assert all(line == line.rstrip() for line in piped.splitlines())
