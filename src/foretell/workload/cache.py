@@ -5,6 +5,7 @@ The folder is ``$FORETELL_CACHE`` (default ``~/.cache/foretell``); ``FORETELL_CA
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import importlib.metadata
@@ -74,7 +75,8 @@ def cached(
     except FileNotFoundError:
         pass
     except (OSError, EOFError, zlib.error, ValueError, ForetellError):
-        path.unlink(missing_ok=True)  # a damaged entry is made anew
+        with contextlib.suppress(OSError):
+            path.unlink()  # a damaged entry is made anew
     graph = make(options)
     _write(path, gzip.compress(graph.to_json().encode(), compresslevel=1))
     return graph

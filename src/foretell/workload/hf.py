@@ -23,7 +23,7 @@ from foretell.graph import Graph
 from foretell.workload import cache
 from foretell.workload.capture import capture_module, example_tensor
 from foretell.workload.options import Options
-from foretell.workload.resolve import load_json_object, named_inputs, on_meta
+from foretell.workload.resolve import given_inputs, load_json_object, on_meta
 
 _DEFAULT_SEQ_LEN = 512
 _CACHE_NAMES = ("cache", "past_key_values")  # the argument was renamed between releases of transformers
@@ -65,7 +65,7 @@ def capture_config(data: dict[str, Any], options: Options, label: str = "hf") ->
         if options.checkpointing:
             _enable_checkpointing(model, label)
     inputs = example_inputs(model, config, options)
-    args, kwargs = named_inputs(options, inputs) if options.inputs else ((), dict(inputs))
+    args, kwargs = given_inputs(model, options.inputs) if options.inputs else ((), dict(inputs))
     parameters = inspect.signature(model.forward).parameters
     sequence = options.seq_len or _DEFAULT_SEQ_LEN
     prepare = None

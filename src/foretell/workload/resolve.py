@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 import warnings
@@ -166,8 +167,6 @@ def _torchvision_size(models: Any, name: str) -> int:
 
 
 def _signature(function: Any) -> Mapping[str, Any]:
-    import inspect
-
     return inspect.signature(function).parameters
 
 
@@ -196,8 +195,10 @@ def _capture_images(
 
     if options.phase not in ("inference", "train"):
         raise InputError(f"{name} has no {options.phase} phase", repair="give --phase inference or train")
-    images = example_tensor((options.batch, *shape), "float32")
-    inputs, kwargs = named_inputs(options, {"x": images})
+    inputs: tuple[Any, ...] = (example_tensor((options.batch, *shape), "float32"),)
+    kwargs: dict[str, Any] = {}
+    if options.inputs:
+        inputs, kwargs = given_inputs(module, options.inputs)
     return capture_module(
         module,
         inputs,
@@ -209,16 +210,22 @@ def _capture_images(
     )
 
 
-def named_inputs(options: Options, defaults: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs: the user's (`options.inputs`) if given, else the defaults, in order."""
+def given_inputs(module: nn.Module, inputs: Mapping[str, InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The user's ``--input`` as positional and keyword arguments of the module's forward.
+
+    A single input may have any name, and numbers are positions; else the names are forward's own.
+    """
     from foretell.workload.capture import example_tensor
 
-    if not options.inputs:
-        return tuple(defaults.values()), {}
-    specs: Mapping[str, InputSpec] = options.inputs
-    if all(key.isdigit() or key in defaults for key in specs) and len(specs) <= max(1, len(defaults)):
-        return tuple(example_tensor(s.shape, s.dtype) for s in specs.values()), {}
-    return (), {key: example_tensor(s.shape, s.dtype) for key, s in specs.items()}
+    tensors = {name: example_tensor(spec.shape, spec.dtype) for name, spec in inputs.items()}
+    parameters = inspect.signature(module.forward).parameters
+    if all(name in parameters for name in tensors):
+        return (), tensors
+    if len(tensors) == 1 or all(name.isdigit() for name in tensors):
+        return tuple(tensors[name] for name in sorted(tensors)), {}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return (), tensors
+    raise unknown("input", next(name for name in tensors if name not in parameters), parameters)
 
 
 # --- the user's own ---------------------------------------------------------------------------------------------
@@ -282,7 +289,7 @@ def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name
     if len(examples) and isinstance(examples[-1], dict):
         kwargs, examples = dict(examples[-1]), examples[:-1]
     if options.inputs:
-        examples, kwargs = named_inputs(options, {})
+        examples, kwargs = given_inputs(module, options.inputs)
     if not examples and not kwargs:
         raise InputError(
             f"{label}: no example inputs",

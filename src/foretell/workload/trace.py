@@ -14,16 +14,17 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.graph import Op, Storage, Tensor, kind_of, make_op
 
+_DEVICE = torch.ops.prim.device.default
 _INDEX = "_foretell_index"  # attribute of a fake tensor: (recorder, tensor index)
 
 # Bookkeeping of the dispatcher and autograd: no kernel, no work.
 _SILENT = frozenset(
     {
-        "prim.device.default",
         "aten.detach.default",
         "aten.detach_.default",
         "aten.alias.default",
@@ -165,6 +166,8 @@ class Recorder(TorchDispatchMode):
     # --- dispatch -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for at every step of autograd: answered without a detour
         kwargs = kwargs or {}
         name = _op_name(func)
         if not self.recording:
