@@ -24,13 +24,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from foretell.errors import CaptureError, ForetellError, InputError
 from foretell.graph import Graph
 from foretell.workload.autocast import cuda_autocast
-from foretell.workload.options import Options
 from foretell.workload.fused import fused_operations
+from foretell.workload.options import Options
 from foretell.workload.trace import Recorder
 
 _CAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -272,31 +273,33 @@ def _rehomed(
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in twins:
             sources.append(tensor)
-            twins[id(tensor)] = _fake_like(tensor, fake, options)
+            twins[id(tensor)] = _fake_like(tensor, options)
             (parameters if isinstance(tensor, nn.Parameter) else buffers).append(twins[id(tensor)])
         return twins[id(tensor)]
 
     try:
-        for submodule in module.modules():
-            for slots in (submodule._parameters, submodule._buffers, submodule.__dict__):
-                for key, value in list(slots.items()):
-                    if isinstance(value, torch.Tensor):
-                        replacement: Any = twin(value)
-                    elif slots is submodule.__dict__ and key == "_flat_weights":  # a recurrent layer's own list
-                        replacement = [twin(t) if isinstance(t, torch.Tensor) else t for t in value]
-                    else:
-                        continue
-                    undo.append((slots, key, value))
-                    slots[key] = replacement
+        with fake:
+            for submodule in module.modules():
+                for slots in (submodule._parameters, submodule._buffers, submodule.__dict__):
+                    for key, value in list(slots.items()):
+                        if isinstance(value, torch.Tensor):
+                            replacement: Any = twin(value)
+                        elif slots is submodule.__dict__ and key == "_flat_weights":  # a recurrent layer's own list
+                            replacement = [twin(t) if isinstance(t, torch.Tensor) else t for t in value]
+                        else:
+                            continue
+                        undo.append((slots, key, value))
+                        slots[key] = replacement
         yield parameters, buffers
     finally:
         for slots, key, value in reversed(undo):
             slots[key] = value
 
 
-def _fake_like(tensor: torch.Tensor, fake: FakeTensorMode, options: Options) -> torch.Tensor:
+def _fake_like(tensor: torch.Tensor, options: Options) -> torch.Tensor:
+    """A fake CPU tensor like the given one; runs inside a fake mode."""
     dtype = _CAST.get(options.precision, tensor.dtype) if tensor.is_floating_point() else tensor.dtype
-    with fake, torch.no_grad():
+    with torch.no_grad():
         if options.layout == "nhwc" and tensor.dim() == 4 and tensor.is_floating_point():
             twin = torch.empty(tensor.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
         elif tensor.layout is torch.strided:
@@ -304,12 +307,33 @@ def _fake_like(tensor: torch.Tensor, fake: FakeTensorMode, options: Options) -> 
         else:
             raise CaptureError(f"a tensor of layout {tensor.layout} cannot be captured", "convert it to dense first")
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        twin._is_param = True  # what makes isinstance(twin, nn.Parameter) true; nn.Parameter(twin) would make two
+        return twin.requires_grad_(tensor.requires_grad)
     return twin.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else twin
 
 
+_INITIALISERS = frozenset({
+    "uniform_", "normal_", "exponential_", "random_", "bernoulli_", "fill_", "zero_", "copy_", "clamp_", "erfinv_",
+    "add_", "sub_", "mul_", "div_",
+})
+
+
+class Uninitialised(TorchFunctionMode):
+    """Skip what constructors do to fill meta tensors, which hold no values: it is a third of the time of a capture."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _INITIALISERS:
+            target = args[0] if args else kwargs.get("tensor")  # of Tensor.normal_, of nn.init.normal_
+            if isinstance(target, torch.Tensor) and target.is_meta:
+                return target
+        return func(*args, **kwargs)
+
+
 def _fake_inputs(inputs: Any, fake: FakeTensorMode, options: Options) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda t: _fake_like(t.detach(), fake, options), inputs)
+    inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)
+    with fake:
+        return pytree.tree_map_only(torch.Tensor, lambda t: _fake_like(t, options), inputs)
 
 
 @contextmanager
