@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import InputError, UnknownNameError
@@ -201,12 +201,14 @@ def test_a_name_far_from_all_lists_some():
     assert caught.value.known == devices()
 
 
+@settings(deadline=None)  # files are read on first use, slowly on a busy machine
 @given(st.sampled_from(devices()), st.randoms(use_true_random=False))
 def test_case_and_separators_do_not_matter(name, random):
     spelling = "".join(random.choice((c.upper(), c)) if c != "-" else random.choice("-_ ./") for c in name)
     assert device(spelling).name == name
 
 
+@settings(deadline=None)  # files are read on first use, slowly on a busy machine
 @given(st.text())
 def test_any_text_either_names_a_device_or_raises_unknown(text):
     with contextlib.suppress(UnknownNameError):

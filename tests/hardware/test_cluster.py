@@ -5,7 +5,7 @@ import json
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import ForetellError, InputError, UnknownNameError
@@ -133,12 +133,14 @@ def test_unknown_names():
         node("dgx")
 
 
+@settings(deadline=None)  # files are read on first use, slowly on a busy machine
 @given(st.text(alphabet="0123456789x +overdgxa1-h.l4s", max_size=40))
 def test_any_text_is_a_cluster_or_one_of_our_errors(text):
     with contextlib.suppress(ForetellError):
         assert cluster(text).device_count >= 1
 
 
+@settings(deadline=None)  # files are read on first use, slowly on a busy machine
 @given(st.integers(1, 500), st.integers(1, 16))
 def test_counts_multiply(machines, per_machine):
     found = cluster(f"{machines}x {per_machine}x l4 over ethernet-100" if machines > 1 else f"{per_machine}x l4")
