@@ -15,9 +15,9 @@ from foretell.workload.zoo import registry
 from foretell.workload.zoo.hardnet import HarmonicDenseBlock, conv_norm, harmonic_links, harmonic_width
 
 
-def on_meta(name: str, size: tuple[int, int, int] | None = None) -> tuple[nn.Module, torch.Tensor]:
+def on_meta(name: str) -> tuple[nn.Module, torch.Tensor]:
     with torch.device("meta"):
-        return zoo.build(name).eval(), torch.empty(1, *(size or zoo.input_size(name)))
+        return zoo.build(name).eval(), torch.empty(1, 3, *zoo.input_size(name))
 
 
 def parameters(module: nn.Module) -> int:
@@ -182,14 +182,15 @@ def test_a_block_lets_go_of_layers_no_one_reads_and_computes_the_same() -> None:
     expected = torch.cat([outputs[i] for i in (1, 3, 5, 7, 8)], 1)
     with torch.no_grad():
         assert torch.equal(block(x), expected)
-    assert sorted(i for released in block.released for i in released) == [0, 2, 4, 6]  # after their last reader: layers 8, 3, 8 and 7
+    # After their last readers: layers 8, 3, 8 and 7.
+    assert sorted(i for released in block.released for i in released) == [0, 2, 4, 6]
 
 
 @pytest.mark.parametrize("name", zoo.models())
 def test_every_model_maps_its_published_input_to_its_classes(name: str) -> None:
     with torch.device("meta"):
         module = zoo.build(name, num_classes=7).eval()
-        output = module(torch.empty(2, *zoo.input_size(name)))
+        output = module(torch.empty(2, 3, *zoo.input_size(name)))
     assert zoo.entry(name).source
     if name.startswith("ssd"):
         assert output[1].shape[0] == 2
@@ -209,11 +210,11 @@ def test_models_run_and_learn_on_real_numbers(name: str) -> None:
 def test_an_unknown_name_lists_near_ones_and_case_does_not_matter() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'hardnet68'"):
         zoo.build("hardnet69")
-    assert zoo.input_size("HarDNet68") == (3, 224, 224)
+    assert zoo.input_size("HarDNet68") == (224, 224)
 
 
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ForetellError, match="registered twice"):
-        registry.add("hardnet68", lambda classes: nn.Identity(), input_size=(3, 1, 1), source="another")
+        registry.add("hardnet68", lambda classes: nn.Identity(), input_size=(1, 1), source="another")
     with pytest.raises(ForetellError, match="lower case"):
-        registry.add("HarDNet68", lambda classes: nn.Identity(), input_size=(3, 1, 1), source="another")
+        registry.add("HarDNet68", lambda classes: nn.Identity(), input_size=(1, 1), source="another")

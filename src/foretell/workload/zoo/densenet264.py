@@ -18,5 +18,5 @@ def densenet264(num_classes: int = 1000) -> nn.Module:
 
 
 registry.add(
-    "densenet264", densenet264, input_size=(3, 224, 224), source="Huang et al., DenseNet, CVPR 2017, table 1"
+    "densenet264", densenet264, input_size=(224, 224), source="Huang et al., DenseNet, CVPR 2017, table 1"
 )

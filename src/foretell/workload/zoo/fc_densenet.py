@@ -131,7 +131,7 @@ for _name in _DENSE:
     registry.add(
         _name,
         partial(fc_densenet, _name),
-        input_size=(3, 352, 480),
+        input_size=(352, 480),
         num_classes=11,
         source="Jégou et al., The One Hundred Layers Tiramisu, CVPR Workshops 2017, tables 1 and 2",
     )
@@ -139,7 +139,7 @@ for _name in _HARMONIC:
     registry.add(
         _name,
         partial(fc_hardnet, _name),
-        input_size=(3, 352, 480),
+        input_size=(352, 480),
         num_classes=11,
         source="Chao et al., HarDNet, ICCV 2019, table 3",
     )

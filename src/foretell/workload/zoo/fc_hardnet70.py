@@ -74,7 +74,7 @@ class FCHarDNet70(nn.Module):
 registry.add(
     "fc_hardnet70",
     FCHarDNet70,
-    input_size=(3, 1024, 2048),
+    input_size=(1024, 2048),
     num_classes=19,
     source="PingoLH/FCHarDNet (MIT); Chao et al., HarDNet, ICCV 2019",
 )

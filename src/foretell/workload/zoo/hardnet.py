@@ -175,4 +175,4 @@ def hardnet85(num_classes: int = 1000) -> HarDNet:
 
 
 for _build in (hardnet39ds, hardnet68ds, hardnet68, hardnet85):
-    registry.add(_build.__name__, _build, input_size=(3, 224, 224), source=_SOURCE)
+    registry.add(_build.__name__, _build, input_size=(224, 224), source=_SOURCE)

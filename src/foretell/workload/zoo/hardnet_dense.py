@@ -107,6 +107,6 @@ for _name in _SIZES:
     registry.add(
         _name,
         partial(dense_hardnet, _name),
-        input_size=(3, 224, 224),
+        input_size=(224, 224),
         source="Chao et al., HarDNet, ICCV 2019, table 1",
     )

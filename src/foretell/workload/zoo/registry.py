@@ -19,11 +19,11 @@ Build = TypeVar("Build", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One architecture: `build(num_classes)` makes the module, `input_size` is (channels, height, width)."""
+    """One architecture: `build(num_classes)` makes the module, `input_size` is (height, width) of its RGB images."""
 
     name: str
     build: Callable[[int], nn.Module]
-    input_size: tuple[int, int, int]
+    input_size: tuple[int, int]
     num_classes: int
     source: str
 
@@ -35,7 +35,7 @@ def add(
     name: str,
     build: Callable[[int], nn.Module],
     *,
-    input_size: tuple[int, int, int],
+    input_size: tuple[int, int],
     num_classes: int = 1000,
     source: str,
 ) -> None:
@@ -85,6 +85,6 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     return found.build(found.num_classes if num_classes is None else num_classes)
 
 
-def input_size(name: str) -> tuple[int, int, int]:
-    """(channels, height, width) the architecture was published with."""
+def input_size(name: str) -> tuple[int, int]:
+    """(height, width) of the images the architecture was published with; they have three channels."""
     return entry(name).input_size

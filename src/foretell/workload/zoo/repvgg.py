@@ -86,7 +86,7 @@ def _register() -> None:
             registry.add(
                 f"repvgg_{size}" + (f"g{groups}" if groups > 1 else ""),
                 partial(repvgg, size, groups),
-                input_size=(3, 224, 224),
+                input_size=(224, 224),
                 source="Ding et al., RepVGG, CVPR 2021, tables 2 and 3",
             )
 

@@ -135,12 +135,12 @@ def ssd512_hardnet68(num_classes: int = 21) -> SSD512:
 
 
 registry.add(
-    "ssd512_vgg16", ssd512_vgg16, input_size=(3, 512, 512), num_classes=21, source="Liu et al., SSD, ECCV 2016"
+    "ssd512_vgg16", ssd512_vgg16, input_size=(512, 512), num_classes=21, source="Liu et al., SSD, ECCV 2016"
 )
 registry.add(
     "ssd512_hardnet68",
     ssd512_hardnet68,
-    input_size=(3, 512, 512),
+    input_size=(512, 512),
     num_classes=21,
     source="Chao et al., HarDNet, ICCV 2019, section 4.3; PingoLH/Pytorch-HarDNet",
 )
