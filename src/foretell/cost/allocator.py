@@ -29,7 +29,7 @@ import numpy.typing as npt
 from foretell.errors import InfeasibleError, InputError
 from foretell.units import format_bytes
 
-__all__ = ["CachingAllocator", "OutOfMemoryError", "Replay", "replay", "round_size", "segment_size"]
+__all__ = ["EMPTY_CACHE", "CachingAllocator", "OutOfMemoryError", "Replay", "replay", "round_size", "segment_size"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -39,6 +39,9 @@ SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 MIN_LARGE = 10 * MIB  # from here on a segment is the request itself, rounded up
 LARGE_ROUND = 2 * MIB
+
+#: Key of an event that gives the cached segments back (``torch.cuda.empty_cache``); its size is ignored.
+EMPTY_CACHE = -1
 
 Ints = npt.NDArray[np.int64]
 
@@ -345,7 +348,8 @@ def replay(
     """Run allocations and frees in order.
 
     An event is ``(key, nbytes)``: the first with a key allocates `nbytes` (≥ 0), the next with the same key, whose
-    `nbytes` must be negative, frees it; then the key may be used again. Nothing is allocated for 0 bytes.
+    `nbytes` must be negative, frees it; then the key may be used again. Nothing is allocated for 0 bytes. The key
+    `EMPTY_CACHE` gives cached segments back instead.
     Raises InputError for a free without an allocation, or an allocation under a key in use.
 
     >>> replay([(0, 3 * MIB), (1, 100), (0, -1)]).reserved_bytes // MIB
@@ -357,7 +361,9 @@ def replay(
     reserved: list[int] = []
     failure: OutOfMemoryError | None = None
     for index, (key, nbytes) in enumerate(events):
-        if nbytes < 0:
+        if key == EMPTY_CACHE:
+            allocator.release_cached()
+        elif nbytes < 0:
             if key not in live:
                 raise InputError(f"event {index} frees {key}, which is not allocated", "allocator events")
             block = live.pop(key)

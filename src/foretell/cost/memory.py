@@ -3,7 +3,7 @@
 Three layers, each with its own source:
 
 * *allocated*: the graph's storages, alive from the op that allocates them to the last that uses them, plus what the
-  libraries ask for while an op runs (`op_workspace_bytes`, `persistent_workspace_bytes`);
+  libraries ask for while an op runs (`op_workspaces`, `persistent_workspace_bytes`);
 * *reserved*: a replay of the caching allocator over two steps (`foretell.cost.allocator`). Two, because what stays is
   what the second step needs on top of the holes the first one left. As in PyTorch, the optimiser's state is created
   when it first steps, in memory that the activations of that step have freed;
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost.allocator import MIB, Replay, replay
+from foretell.cost.allocator import EMPTY_CACHE, MIB, Replay, replay
 from foretell.cost.estimate import MEMORY_PARTS, Memory, frozen
 from foretell.errors import InfeasibleError, unknown
 from foretell.graph import Graph, Op, Storage, Tensor
@@ -30,7 +30,7 @@ __all__ = [
     "FRAMEWORKS",
     "framework_bytes",
     "largest_batch",
-    "op_workspace_bytes",
+    "op_workspaces",
     "peak_memory",
     "persistent_workspace_bytes",
 ]
@@ -68,12 +68,12 @@ _STACK_BYTES_PER_THREAD = 1 * KIB
 # local memory of 108 × 2048 threads. The same sum gives 476 MiB on an RTX 6000 Ada; 426 were seen there before the
 # first kernel (unslothai/unsloth-zoo, pull request 1053).
 _CONTEXT_BYTES = int(0.47 * KIB * MIB) - 2 * MIB - 108 * 2048 * _STACK_BYTES_PER_THREAD
-# Code that eager loading puts on the device besides: the loadable sections (ELF flag SHF_ALLOC) of the cubins that
-# a device of this compute capability picks in libtorch_cuda of PyTorch 2.0.1, cuBLAS and cuBLASLt 11.11.3.6, and
-# cuDNN 8.7.0.84 (convolution and operation libraries), in MiB, counted in the published wheels. Counted so,
-# PyTorch 1.13.1 alone has 455 MiB for the A100; its context there is 0.90 GiB instead of 0.47 (same source), 440 MiB
-# more. 9.0: PyTorch 2.0.1 had no code of its own for it; that of 8.0 is taken.
-_EAGER_CODE_MIB = {"6.0": 649, "6.1": 643, "7.0": 839, "7.5": 918, "8.0": 1148, "8.6": 1161, "8.9": 1161, "9.0": 1702}
+# Code that eager loading puts on the device besides, in MiB: the loadable sections (ELF flag SHF_ALLOC) of the cubins
+# that a device of this compute capability picks, counted in the published wheels: libtorch_cuda (the mean of PyTorch
+# 2.0.1 and 2.3.1; for 8.0 that is of 350 and 501), cuBLAS and cuBLASLt 11.11.3.6, and cuDNN 8.7.0.84 (convolution and
+# operation libraries). Counted so, PyTorch 1.13.1 alone has 455 MiB for the A100; its context there is 0.90 GiB
+# instead of 0.47 (same source), 440 MiB more.
+_EAGER_CODE_MIB = {"6.0": 671, "6.1": 665, "7.0": 874, "7.5": 950, "8.0": 1224, "8.6": 1237, "8.9": 1237, "9.0": 1898}
 
 # PyTorch gives each cuBLAS handle a workspace ("CUDA semantics", "cuBLAS workspaces", CUBLAS_WORKSPACE_CONFIG):
 # 2 × 4096 KiB + 8 × 16 KiB, and 32 MiB from Hopper on, as NVIDIA recommends. A handle belongs to a thread, and
@@ -109,9 +109,35 @@ def persistent_workspace_bytes(graph: Graph, device: Device) -> tuple[int, ...]:
     return (_CUBLAS_WORKSPACE_BYTES_HOPPER if hopper else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
 
 
-def op_workspace_bytes(op: Op, tensors: tuple[Tensor, ...], device: Device) -> int:
-    """Scratch an op asks of the allocator while it runs, beyond its outputs."""
-    return 0
+def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[int, ...]:
+    """Scratch an op asks of the allocator while it runs, beyond its outputs: that of cuDNN's convolutions, in bytes.
+
+    One entry for the forward pass, or one for each gradient wanted of input and weight; none for other ops.
+
+    Tensor-core kernels read channels-last operands, so with NCHW ones cuDNN first copies them into its workspace. What
+    cuDNN 9.24 itself says its first-ranked plan takes, asked without a device (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``)
+    for A100, H100, RTX 4090 and T4 and some 20 shapes from 3 to 2,048 channels, dense and grouped, with input x,
+    weight w, output y: half precision x + w + y in NCHW, nothing in NHWC; TF32 x + w forward and x + w + y backward,
+    in NCHW and, short of a few cases, in NHWC. Partial sums of weight gradients add up to some MiB, and inputs of fewer
+    channels than a kernel loads at once are padded: neither is counted. Depthwise convolutions have kernels of
+    PyTorch's own, without workspace; of fp32 convolutions without TF32 nothing is known, and nothing counted.
+    """
+    if op.kind != "convolution" or device.vendor != "NVIDIA" or device.kind != "gpu":
+        return ()
+    backward = op.name.startswith("aten.convolution_backward")
+    x, w = (tensors[t] for t in (op.inputs[1:3] if backward else op.inputs[:2]))
+    y = tensors[op.inputs[0] if backward else op.outputs[0]]
+    passes = sum(bool(wanted) for wanted in op.attrs.get("grad_mask", (True, True))[:2]) if backward else 1
+    groups = int(op.attrs.get("groups", 1))
+    if groups > 1 and groups == x.shape[1]:
+        return ()
+    capability = _compute_capability(device) or 0.0
+    half = x.dtype in ("float16", "bfloat16")
+    if half and capability >= 7.0:
+        return (0 if x.layout == "channels_last" else x.nbytes + w.nbytes + y.nbytes,) * passes
+    if x.dtype == "float32" and capability >= 8.0:
+        return (x.nbytes + w.nbytes + (y.nbytes if backward else 0),) * passes
+    return (0,) * passes
 
 
 def _compute_capability(device: Device) -> float | None:
@@ -134,7 +160,7 @@ class _Steps:
     second: int
 
 
-def _steps(graph: Graph, device: Device) -> _Steps:
+def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
     storages = graph.storages
     count, ops = len(storages), len(graph.ops)
     events: list[tuple[int, int]] = []
@@ -156,19 +182,19 @@ def _steps(graph: Graph, device: Device) -> _Steps:
             freed[max(storage.dies, storage.born)].append(index)
     # What the step frees without having made it is put back between steps, as a data loader does.
     passing = [i for i, s in enumerate(storages) if s.born < 0 and s.dies is not None]
-    optimizer_state = [i for i, s in enumerate(storages) if s.born < 0 and s.role == "optimizer"]
     first_update = next((i for i, op in enumerate(graph.ops) if op.phase == "optimizer"), -1)
+    late = {i for i, s in enumerate(storages) if s.born < 0 and s.role == "optimizer"} if first_update >= 0 else set()
     last_forward = max((i for i, op in enumerate(graph.ops) if op.phase == "forward"), default=ops - 1)
-    workspace_key = 2 * count
-    scratch = [op_workspace_bytes(op, graph.tensors, device) for op in graph.ops]
+    scratch = [op_workspaces(op, graph.tensors, device) for op in graph.ops]
+    searched: set[tuple[object, ...]] = set()  # convolutions that cudnn.benchmark has tried out
 
-    late = set(optimizer_state) if first_update >= 0 else set()
+    workspace = 2 * count
     for index, storage in enumerate(storages):
         if storage.born < 0 and index not in late:
             emit(index, storage.nbytes, -1)
     for nbytes in persistent_workspace_bytes(graph, device):
-        emit(workspace_key, nbytes, -1)
-        workspace_key += 1
+        emit(workspace, nbytes, -1)
+        workspace += 1
 
     second = 0
     for step in (0, 1):
@@ -182,17 +208,25 @@ def _steps(graph: Graph, device: Device) -> _Steps:
                     emit(index, -1, -1)
         for i in range(ops):
             if i == first_update and not step:
-                for index in optimizer_state:
+                for index in sorted(late):
                     emit(index, storages[index].nbytes, i)
-            for index in born[i]:
+            made = born[i]
+            search = cudnn_benchmark and bool(scratch[i]) and _convolution_key(graph, i) not in searched
+            if search:
+                searched.add(_convolution_key(graph, i))
+            # Each pass allocates its output, and then its workspace while it runs.
+            for number, nbytes in enumerate(scratch[i]):
+                for index in made[number : number + 1]:
+                    emit(offset + index, storages[index].nbytes, i)
+                if search:
+                    emit(EMPTY_CACHE, 0, i)
+                if nbytes:
+                    emit(workspace, nbytes, i)
+                    emit(workspace, -1, i)
+            for index in made[len(scratch[i]) :]:
                 emit(offset + index, storages[index].nbytes, i)
-            if scratch[i]:
-                emit(workspace_key, scratch[i], i)
-                emit(workspace_key, -1, i)
             for index in freed[i]:
-                key = offset + index
-                # State and inputs that live across steps were allocated once, under their first key.
-                emit(key, -1, i)
+                emit(offset + index, -1, i)
             if step and i == last_forward:  # the caller's variable is bound to the new output: the old one goes
                 for index in replaced:
                     if storages[index].role != "gradient":
@@ -200,17 +234,33 @@ def _steps(graph: Graph, device: Device) -> _Steps:
     return _Steps(events, at, second)
 
 
+def _convolution_key(graph: Graph, index: int) -> tuple[object, ...]:
+    """What cuDNN's search depends on: ops of one key share the plan it finds."""
+    op = graph.ops[index]
+    operands = tuple((graph.tensors[t].shape, graph.tensors[t].dtype, graph.tensors[t].strides) for t in op.inputs)
+    return op.name, operands, tuple(op.attrs.items())
+
+
 def peak_memory(
-    graph: Graph, device: Device, *, framework: str = "torch", expandable_segments: bool = False
+    graph: Graph,
+    device: Device,
+    *,
+    framework: str = "torch",
+    expandable_segments: bool = False,
+    cudnn_benchmark: bool = False,
 ) -> Memory:
     """Peak memory of the step once it repeats, on a device.
 
-    `framework` is one of `FRAMEWORKS`. Where the capacity would be exceeded only by what the allocator holds on to, the
-    figure is that after it has given its cache back, as it would; where the step does not fit at all, the figure is
-    what it would take. Raises UnknownNameError for an unknown framework.
+    `framework` is one of `FRAMEWORKS`; `expandable_segments` and `cudnn_benchmark` are PyTorch's settings. The search
+    of ``torch.backends.cudnn.benchmark`` empties the allocator's cache after each new convolution of the first step,
+    which changes what is reserved for good; the gigabytes it may try for some milliseconds are not counted.
+
+    Where the capacity would be exceeded only by what the allocator holds on to, the figure is that after it has given
+    its cache back, as it would; where the step does not fit at all, the figure is what it would take.
+    Raises UnknownNameError for an unknown framework.
     """
     context = framework_bytes(device, framework)
-    steps, result = _replayed(graph, device, expandable_segments)
+    steps, result = _replayed(graph, device, expandable_segments, cudnn_benchmark)
     capacity = device.memory_bytes
     if capacity is not None and result.peak_reserved_bytes + context > capacity >= context:
         tight = replay(steps.events, capacity_bytes=capacity - context, expandable_segments=expandable_segments)
@@ -240,7 +290,7 @@ def _live_parts(storages: tuple[Storage, ...], events: list[tuple[int, int]]) ->
     for key, nbytes in events:
         if nbytes < 0:
             del live[key]
-        else:
+        elif key != EMPTY_CACHE:
             live[key] = nbytes
     parts: dict[str, int] = defaultdict(int)
     for key, nbytes in live.items():
@@ -269,13 +319,15 @@ def _timeline(steps: _Steps, allocated: Ints, ops: int) -> Floats:
 _recent: list[tuple[Graph, dict[tuple[object, ...], tuple[_Steps, Replay]]]] = []
 
 
-def _replayed(graph: Graph, device: Device, expandable_segments: bool) -> tuple[_Steps, Replay]:
-    kind = (device.kind, device.vendor, device.compute_capability, expandable_segments)
+def _replayed(
+    graph: Graph, device: Device, expandable_segments: bool, cudnn_benchmark: bool
+) -> tuple[_Steps, Replay]:
+    kind = (device.kind, device.vendor, device.compute_capability, expandable_segments, cudnn_benchmark)
     if not _recent or _recent[0][0] is not graph:
         _recent[:] = [(graph, {})]
     results = _recent[0][1]
     if kind not in results:
-        steps = _steps(graph, device)
+        steps = _steps(graph, device, cudnn_benchmark)
         results[kind] = steps, replay(steps.events, expandable_segments=expandable_segments)
     return results[kind]
 
