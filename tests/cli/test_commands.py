@@ -154,6 +154,14 @@ def test_a_graph_in_a_file_has_one_batch(run: Run, model: str, tmp_path: Path) -
     assert "--largest-batch: a captured graph has one batch" in result.stderr
 
 
+def test_a_graph_in_a_file_takes_no_settings(run: Run, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    printed(run("capture", model, "--out", path))
+    result = run("predict", path, "--on", "t4", "--batch", 4, "--train")
+    assert result.exit_code == 2
+    assert "--batch, --train: a captured graph stays as it is" in result.stderr
+
+
 def test_devices_of_a_folder_join_the_catalogue(run: Run, tmp_path: Path) -> None:
     (tmp_path / "acme-a1.toml").write_text(
         'title = "Acme A1"\nvendor = "Acme"\nkind = "gpu"\narchitecture = "Anvil"\n'

@@ -49,6 +49,10 @@ def test_five_dearest_modules_with_their_shares(estimate: Make, printed: Printed
     assert "fc" not in text  # the sixth
 
 
+def test_ops_outside_any_module_are_named(estimate: Make, printed: Printed) -> None:
+    assert line(printed(card(estimate(modules=(("", 5e-3),)))), "Dearest").startswith("Dearest outside modules ━━━·")
+
+
 def test_a_long_module_path_keeps_its_end(estimate: Make, printed: Printed) -> None:
     text = printed(card(estimate(modules=(("model.language_model.layers.31.self_attn.q_proj", 1e-3),))))
     assert "layers.31.self_attn.q_proj" in text

@@ -7,6 +7,7 @@ from foretell.cost.estimate import Estimate, OpEstimates
 from foretell.graph import Graph
 from foretell.report import dearest_ops, graph_settings, graph_summary, op_table
 from foretell.report.graphs import short_name
+from foretell.workload.options import Options
 
 Make = Callable[..., Estimate]
 Printed = Callable[..., str]
@@ -80,6 +81,18 @@ def test_inputs_beyond_the_third_are_counted(graph: Graph) -> None:
         "input 4×16 float32",
         "1 input more",
     )
+
+
+def test_settings_say_how_it_was_captured(graph: Graph) -> None:
+    plain = graph_settings(graph)
+    assert graph_settings(graph, Options()) == plain
+    assert graph_settings(graph, Options(phase="train", optimizer="adamw", accumulate=2, checkpointing=True)) == (
+        *plain,
+        "adamw",
+        "2 micro-batches",
+        "checkpointing",
+    )
+    assert graph_settings(graph, Options(phase="decode", context=4096))[-1] == "4,096 tokens cached"
 
 
 def test_short_names_keep_what_tells() -> None:

@@ -15,6 +15,7 @@ from foretell.cli.group import ForetellGroup
 if TYPE_CHECKING:
     from foretell.graph import Graph
     from foretell.hardware import Device
+    from foretell.workload.options import Options
 
 __all__ = ["app"]
 
@@ -96,7 +97,7 @@ def predict(
     devices = _devices(on)
     _check(runtime, model)
     report.sorted_estimates([], sort)
-    graph = _capture(workload, context_)
+    graph, options = _capture(workload, context_)
     with progress(f"Costing {graph.name}"):
         program = cost.lower(graph, runtime)
         estimates = [cost.estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
@@ -105,7 +106,7 @@ def predict(
         with progress("Finding the largest batch"):
             batches = {d.name: _largest_batch(workload, context_, graph, d) for d in devices}
     estimates = report.sorted_estimates(estimates, sort)
-    settings = report.graph_settings(graph)
+    settings = report.graph_settings(graph, options)
     if json:
         documents = [e.to_dict() | ({"largest_batch": batches[e.device]} if batches else {}) for e in estimates]
         show_text(report.json_text(documents if len(devices) > 1 else documents[0]))
@@ -144,7 +145,7 @@ def capture(
 
     if out is not None:
         _check_writable(out)
-    graph = _capture(workload, context_)
+    graph, options = _capture(workload, context_)
     if out is not None:
         _write(graph, out)
     if json:
@@ -152,7 +153,7 @@ def capture(
     elif ops:
         show(report.op_table(graph))
     else:
-        show(report.graph_summary(graph, settings=report.graph_settings(graph)))
+        show(report.graph_summary(graph, settings=report.graph_settings(graph, options)))
 
 
 @app.command()
@@ -190,7 +191,7 @@ def explain(
     if len(devices) > 1:
         raise InputError(f"{on!r} names several devices", "--on", "explain on one")
     _check(runtime, model)
-    graph = _capture(workload, context_)
+    graph, _ = _capture(workload, context_)
     if op is not None:
         show_text(cost.explain(graph, devices[0], op, runtime=runtime, model=model))
     else:
@@ -266,16 +267,22 @@ def _check(runtime: str, model: str) -> None:
     models()[model]
 
 
-def _capture(workload: str, context: typer.Context) -> Graph:
+def _capture(workload: str, context: typer.Context) -> tuple[Graph, Options | None]:
+    """The graph of a workload and the options it was captured with (None for a file, which holds the graph itself)."""
     import foretell
     from foretell.cli.terminal import progress
+    from foretell.errors import InputError
     from foretell.workload.options import options
 
     settings = opt.capture_settings(context.params)
-    options(**settings)  # a wrong one shows before torch is imported
+    chosen = options(**settings)  # a wrong one shows before torch is imported
+    is_file = Path(workload).is_file()
+    if is_file and settings:
+        given = ", ".join("--" + name.replace("_", "-").replace("inputs", "input") for name in settings)
+        raise InputError("a captured graph stays as it is", given, "capture the workload anew with it")
     with progress(f"Capturing {workload}"):
         graph: Graph = foretell.capture(workload, **settings)
-    return graph
+    return graph, None if is_file else chosen
 
 
 def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: Device) -> int | None:

@@ -92,5 +92,6 @@ _CAPTURE = (
 
 def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """What the user set of a command's parameters, as keywords of `foretell.capture`."""
-    given = {name: parameters[name] for name in _CAPTURE}
-    return {name: value for name, value in given.items() if value is not None and value is not False and value != []}
+    # 0 is given, though it equals False: it is then refused with what is accepted instead.
+    unset = (type(None), list, tuple, bool)
+    return {name: value for name in _CAPTURE if (value := parameters[name]) or not isinstance(value, unset)}

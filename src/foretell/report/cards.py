@@ -188,5 +188,5 @@ def _modules(estimate: Estimate) -> RenderableType:
     grid.add_column(justify="right")
     for name, time_s in estimate.modules[:_MODULES]:
         part = time_s / estimate.time_s if estimate.time_s > 0 else 0.0
-        add_row(grid, tail(name, 30), Bar(part, width=12), share(part), format_time(time_s))
+        add_row(grid, tail(name or "outside modules", 30), Bar(part, width=12), share(part), format_time(time_s))
     return grid

@@ -12,6 +12,7 @@ from foretell.cost.estimate import BOUNDS, Estimate
 from foretell.graph import PHASES, Graph, Op
 from foretell.report.text import Bar, Flow, Framed, add_row, count, not_counted_text, share, singular, tail
 from foretell.units import format_bytes, format_count, format_flops, format_time
+from foretell.workload.options import Options
 
 __all__ = ["dearest_ops", "graph_settings", "graph_summary", "op_table", "short_name"]
 
@@ -21,15 +22,27 @@ def short_name(name: str) -> str:
     return name.removeprefix("aten.").removesuffix(".default")
 
 
-def graph_settings(graph: Graph, limit: int = 3) -> tuple[str, ...]:
-    """What a step is given, from the graph itself: the shapes of its first `limit` inputs."""
+def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3) -> tuple[str, ...]:
+    """What a step is given: shapes of its first `limit` inputs, and how it was captured where `options` are known."""
     shapes = []
     for index in graph.inputs[:limit]:
         tensor = graph.tensors[index]
         layout = f" {tensor.layout.replace('_', ' ')}" if tensor.layout == "channels_last" else ""
-        shapes.append(f"{'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}{layout}")
-    more = len(graph.inputs) - len(shapes)
-    return (*(f"input {shape}" for shape in shapes), *([f"{count(more, 'input')} more"] if more else []))
+        shapes.append(f"input {'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}{layout}")
+    if len(graph.inputs) > limit:
+        shapes.append(f"{count(len(graph.inputs) - limit, 'input')} more")
+    if options is None:
+        return tuple(shapes)
+    how = []
+    if options.context is not None:
+        how.append(f"{options.context:,} tokens cached")
+    if options.trains:
+        how.append(options.optimizer)
+    if options.accumulate > 1:
+        how.append(f"{options.accumulate} micro-batches")
+    if options.checkpointing:
+        how.append("checkpointing")
+    return (*shapes, *how)
 
 
 def shape_text(graph: Graph, op: Op) -> str:
