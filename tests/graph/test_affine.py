@@ -24,7 +24,7 @@ def linear(batch: int, features: int = 3, classes: int = 8, tokens: int = 5) -> 
         Tensor((rows, features), "float32", 0),
         Tensor((features, classes), "float32", 1, (1, features)),
         Tensor((rows, classes), "float32", 2),
-        Tensor((tokens, classes, batch), "float32", 2, (classes, 1, tokens * classes)),
+        Tensor((tokens, classes, batch), "float32", 2, (batch * classes, 1, classes)),
         Tensor((rows, classes), "float32", 3),
     )
     ops = (
