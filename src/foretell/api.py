@@ -30,7 +30,8 @@ def capture(workload: Any, *example_inputs: Any, **settings: Any) -> Graph:
     chosen = options(**settings)
     if isinstance(workload, str):
         if example_inputs:
-            raise InputError("a workload string takes no example inputs", repair='use inputs={"x": ((8, 3), "float32")}')
+            repair = 'give inputs={"x": ((8, 3), "float32")}'
+            raise InputError("a workload string takes no example inputs", repair=repair)
         return resolve(workload, chosen)
     need("torch", "torch")
     return capture_given(workload, example_inputs, chosen)

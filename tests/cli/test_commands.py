@@ -136,11 +136,12 @@ def test_several_devices_give_a_list(run: Run) -> None:
         assert document["largest_batch"] > 1
 
 
-def test_the_largest_batch_fits_and_the_next_does_not(run: Run) -> None:
+@pytest.mark.parametrize("workload", ["timm:resnet18", "llm:gpt2"])
+def test_the_largest_batch_fits_and_the_next_does_not(run: Run, workload: str) -> None:
     def document(batch: int, *options: str) -> Any:
-        return loaded(run("predict", "timm:resnet18", "--batch", batch, "--on", "t4", "--json", *options))
+        return loaded(run("predict", workload, "--batch", batch, "--on", "t4", "--json", *options))
 
-    assert "largest_batch" not in document(2)
+    assert ("largest_batch" in document(2)) == (workload == "llm:gpt2")
     largest = document(2, "--largest-batch")["largest_batch"]
     assert document(largest)["memory"]["fits"]
     assert not document(largest + 1)["memory"]["fits"]

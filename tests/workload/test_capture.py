@@ -53,7 +53,7 @@ def test_published_counts() -> None:
     ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "",
 )
 def test_flops_equal_pytorchs_own_counter(module: nn.Module, shape: tuple[int, ...]) -> None:
-    """The oracle really runs the module; attention's backward it counts with recomputed scores, so forward only there."""
+    """The oracle really runs the module. It counts the scores that attention's backward recomputes: forward only."""
     x = torch.randn(shape)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         module(x)  # in training mode: the inference fast path hides its operations from the counter
@@ -343,7 +343,8 @@ class Nosy(nn.Module):
 
 
 def test_value_dependent_control_flow_names_the_line() -> None:
-    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: if x\.sum\(\) > 0:  # the line to be named") as caught:
+    line = r"test_capture\.py:\d+: if x\.sum\(\) > 0:  # the line to be named"
+    with pytest.raises(CaptureError, match=line) as caught:
         foretell.capture(Nosy(), torch.ones(3))
     assert caught.value.hint is not None
     assert "shapes" in caught.value.hint

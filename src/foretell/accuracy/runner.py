@@ -110,19 +110,19 @@ def run(
     present = [s for s in chosen if s.present(folder)]
     rows = {s.name: s.read(folder) for s in present}
     if limit is not None:
-        kept = set(_sample({row.workload for part in rows.values() for row in part}, limit))
+        kept = set(sample_names({row.workload for part in rows.values() for row in part}, limit))
         rows_kept = {name: [row for row in part if row.workload in kept] for name, part in rows.items()}
     else:
         rows_kept = rows
-    home = _home(cache_dir)
-    store = Store(None if home is None else home / "programs")
+    root = home(cache_dir)
+    store = Store(None if root is None else root / "programs")
     results: list[SliceResult] = []
     interrupted = False
     for entry in present:
         todo = rows_kept[entry.name]
         made: list[Prediction] = []
         try:
-            for prediction in _predictions(entry, todo, model, store, home):
+            for prediction in _predictions(entry, todo, model, store, root):
                 made.append(prediction)
                 if progress is not None:
                     progress(Progress(entry.name, len(made), len(todo)))
@@ -135,12 +135,12 @@ def run(
 
 
 def _predictions(
-    entry: Slice, rows: Iterable[Row], model: str, store: Store, home: Path | None
+    entry: Slice, rows: Iterable[Row], model: str, store: Store, root: Path | None
 ) -> Iterator[Prediction]:
     from foretell.hardware import device as find
 
     device = find(entry.device)
-    kept = _Kept(None if home is None else home / "accuracy" / f"{entry.name}-{_fingerprint(model, device)}.jsonl")
+    kept = _Kept(None if root is None else root / "accuracy" / f"{entry.name}-{_fingerprint(model, device)}.jsonl")
     with kept:
         for row in rows:
             known = kept.get(row)
@@ -216,11 +216,13 @@ class _Kept:
         self._file.flush()
 
 
-def _sample(names: Iterable[str], limit: int) -> list[str]:
+def sample_names(names: Iterable[str], limit: int) -> list[str]:
+    """`limit` of these names, the same ones whatever else is asked for: a sample by hash."""
     return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:limit]
 
 
-def _home(given: str | os.PathLike[str] | None) -> Path | None:
+def home(given: str | os.PathLike[str] | None) -> Path | None:
+    """Where results and programs are kept: the folder given, else the captures' cache; None where that is off."""
     if given is not None:
         return Path(given)
     from foretell.workload.cache import folder

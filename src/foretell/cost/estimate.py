@@ -83,7 +83,7 @@ class Estimate:
     `time_interval_s` is the (low, high) of an 80 % interval, `interval_basis` what it rests on. `breakdown_s` splits
     `time_s` by what limits it (keys `BOUNDS`) and sums to it. `flops` are the graph's ("matmul" convention) and `mfu`
     their share of the device's dense peak in the precision that dominates: None where that peak is unknown.
-    `not_counted` lists ops without a FLOP rule by name and count, and what else the figure leaves out by name (count 0).
+    `not_counted` lists ops without a FLOP rule by name and count, and by name (count 0) what else is left out.
     `occupancy`, `energy_j`, `cost_usd` are None where unknown.
     """
 

@@ -267,7 +267,8 @@ def peak_memory(
         if tight.out_of_memory is None:
             result = tight
     allocated = result.allocated_bytes
-    at = steps.second + int(np.argmax(allocated[steps.second :])) if len(allocated) > steps.second else -1
+    start = steps.second  # what is there when the second step begins
+    at = start + int(np.argmax(allocated[start:])) if len(allocated) else -1
     parts = dict.fromkeys(MEMORY_PARTS, 0)
     for part, nbytes in _live_parts(graph.storages, steps.events[: at + 1]).items():
         parts[part] += nbytes
@@ -278,7 +279,7 @@ def peak_memory(
         reserved_bytes=result.peak_reserved_bytes,
         allocated_bytes=int(allocated[at]) if at >= 0 else 0,
         breakdown=frozen(parts),
-        peak_op=steps.op[at] if at >= 0 else -1,
+        peak_op=steps.op[at] if at >= steps.second else -1,
         capacity_bytes=capacity,
         timeline_bytes=_timeline(steps, allocated, len(graph.ops)),
     )

@@ -239,15 +239,17 @@ class Roofline:
 
     def interval(self, program: Program, device: Device, settings: Settings) -> tuple[float, float, str]:
         """Quantiles of held-out residuals of the calibration."""
-        intervals = self.calibration.intervals
+        intervals, provenance = self.calibration.intervals, self.calibration.provenance
         condition = f"{settings.mode}.{settings.runtime}"
-        key = condition if condition in intervals else "default"
+        seen = device.compute_capability in provenance.get("architectures", ())
+        key = condition if seen else f"{condition}.unseen"
+        if key not in intervals:
+            low, high = intervals["default"]
+            return low, high, f"provisional: no measurements of {settings.mode}, {settings.runtime} behind it"
         low, high = intervals[key]
-        basis = "provisional: "
-        if key == "default":
-            basis += "no measurements of this kind behind it"
-        else:
-            basis += f"10–90 % of held-out residuals, {condition.replace('.', ', ')}"
+        basis = (
+            f"provisional: residuals of held-out {'families' if seen else 'GPUs'}, {settings.mode}, {settings.runtime}"
+        )
         return low, high, basis
 
     def formula(self, program: Program, times: OpTimes, row: int, device: Device) -> list[str]:

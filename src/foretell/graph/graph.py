@@ -170,12 +170,13 @@ class Graph:
     @staticmethod
     def from_json(source: str | os.PathLike[str]) -> Graph:
         """Read a graph from JSON text, or from the file at a path."""
-        where, text = "graph JSON", source
-        if not (isinstance(source, str) and source.lstrip().startswith("{")):
+        if isinstance(source, str) and source.lstrip().startswith("{"):
+            where, text = "graph JSON", source
+        else:
             where = os.fspath(source)
             try:
                 text = Path(source).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, UnicodeDecodeError, ValueError) as error:
                 raise InputError(f"cannot be read: {error}", where, "give the path of a graph JSON file") from error
         try:
             data = json.loads(text)

@@ -55,7 +55,9 @@ _MEMBERS: dict[str, str] = {
     "fill": """
         zeros ones full empty_filled zeros_like ones_like full_like fill zero arange linspace eye scalar_tensor
         new_zeros new_ones new_full _foreach_zero tril_indices triu_indices""",
-    "recurrent": "lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer mkldnn_rnn_layer_backward rnn_tanh rnn_relu",
+    "recurrent": """
+        lstm gru _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer mkldnn_rnn_layer_backward
+        rnn_tanh rnn_relu""",
     "fft": "_fft_r2c _fft_c2r _fft_c2c stft istft",
     "linear_algebra": """
         linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_svd _linalg_svd _linalg_eigh linalg_lu_factor_ex

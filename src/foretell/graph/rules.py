@@ -190,7 +190,7 @@ def _sdpa_backward(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping
 
 @rule("mkldnn_rnn_layer")
 def _recurrent(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Arithmetic:
-    """Input (steps, batch, features), then the input and the hidden weights: each meets every step of every sequence."""
+    """Input (steps, batch, features), then input and hidden weights: each meets every step of every sequence."""
     positions = math.prod(ins[0].shape[:-1])
     return positions * (ins[1].elements + ins[2].elements), None
 

@@ -22,7 +22,6 @@ from foretell.errors import ForetellError
 from foretell.graph import Graph
 from foretell.workload.options import Options
 
-
 # The files that decide what a captured graph holds.
 _CODE = (
     "graph/op.py",

@@ -169,7 +169,9 @@ def example_inputs(model: nn.Module, config: Any, options: Options) -> dict[str,
     if isinstance(limit, int) and 0 < limit < length:
         if options.seq_len is not None and not hasattr(config, "rope_parameters"):
             raise InputError(
-                f"{length} tokens exceed the model's {limit} positions", type(model).__name__, "give a shorter --seq-len"
+                f"{length} tokens exceed the model's {limit} positions",
+                type(model).__name__,
+                "give a shorter --seq-len",
             )
         length = min(length, limit) if options.seq_len is None else length
     main = getattr(model, "main_input_name", "input_ids")
@@ -193,7 +195,8 @@ def example_inputs(model: nn.Module, config: Any, options: Options) -> dict[str,
         if vision is not None and "pixel_values" in inspect.signature(model.forward).parameters:
             size = getattr(vision, "image_size", None)
             if isinstance(size, int):  # a text-and-image encoder pair; for others give --input
-                inputs["pixel_values"] = example_tensor((batch, getattr(vision, "num_channels", 3), size, size), "float32")
+                channels = getattr(vision, "num_channels", 3)
+                inputs["pixel_values"] = example_tensor((batch, channels, size, size), "float32")
                 inputs["input_ids"] = example_tensor((batch, min(length, 77)), "int64")
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = example_tensor((batch, min(length, 448)), "int64")

@@ -82,7 +82,7 @@ class Options:
 
 def options(*, train: bool = False, inputs: Any = None, **settings: Any) -> Options:
     """`Options` from a user's keywords: ``train=True`` means ``phase="train"``; unknown keywords list near names."""
-    known = tuple(field.name for field in dataclasses.fields(Options)) + ("train",)
+    known = (*(field.name for field in dataclasses.fields(Options)), "train")
     for name in settings:
         if name not in known:
             raise unknown("option", name, known)
