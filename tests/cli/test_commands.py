@@ -191,6 +191,7 @@ def test_all_devices_are_listed_within_80_columns(run: Run) -> None:
     text = printed(run("devices"))
     listed = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
     assert set(foretell.devices()) <= listed
+    assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 
 
