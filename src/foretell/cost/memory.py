@@ -267,7 +267,7 @@ def peak_memory(
         if tight.out_of_memory is None:
             result = tight
     allocated = result.allocated_bytes
-    start = steps.second  # what is there when the second step begins
+    start = max(steps.second - 1, 0)  # what is there when the second step begins
     at = start + int(np.argmax(allocated[start:])) if len(allocated) else -1
     parts = dict.fromkeys(MEMORY_PARTS, 0)
     for part, nbytes in _live_parts(graph.storages, steps.events[: at + 1]).items():
