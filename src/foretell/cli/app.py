@@ -217,16 +217,46 @@ def devices_(
 
 
 @app.command()
+def claims(
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...", help="Claims or systems to show in full; all, as a table.", show_default=False
+        ),
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Obtain the figures anew.")] = False,
+    json: opt.Json = False,
+) -> None:
+    """What published techniques claim, what Foretell obtains, and how."""
+    from foretell import claims as ledger
+    from foretell import report
+    from foretell.cli.terminal import progress, show, show_text
+
+    chosen = ledger.claims(*ids or ())
+    if run:
+        with progress("Obtaining the figures anew") as update:
+            names = [claim.id for claim in chosen if claim.run is not None]
+            chosen = ledger.run(
+                *(claim.id for claim in chosen),
+                progress=lambda claim: update("claims", names.index(claim.id), len(names)),
+            )
+    if json:
+        show_text(report.json_text([claim.to_dict() for claim in chosen]))
+    else:
+        show(report.claims_in_full(chosen) if ids else report.claims_table(chosen))
+
+
+@app.command()
 def accuracy(
     slices: Annotated[
         list[str] | None,
         typer.Option(
-            "--slice", metavar="NAME", help="A slice of the measurements; repeatable [all].", show_default=False
+            "--slice", metavar="NAME", help="A slice of the measurements; repeatable (all).", show_default=False
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Folder of measurements [$FORETELL_DATA].", show_default=False),
+        typer.Option("--data", metavar="DIR", help="Folder of measurements ($FORETELL_DATA).", show_default=False),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", help="Only a sample of N workloads.", show_default=False)

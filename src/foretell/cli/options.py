@@ -25,11 +25,11 @@ On = Annotated[str, typer.Option("--on", metavar="DEVICE[,DEVICE…]", help="Dev
 OneDevice = Annotated[str, typer.Option("--on", metavar="DEVICE", help="A device; see foretell devices.")]
 
 Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Samples in a step [1].", rich_help_panel=_SHAPES)
+    int | None, typer.Option("--batch", metavar="N", help="Samples in a step (1).", rich_help_panel=_SHAPES)
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="N", help="Height and width [the model's].", rich_help_panel=_SHAPES),
+    typer.Option("--image-size", metavar="N", help="Height and width (the model's own).", rich_help_panel=_SHAPES),
 ]
 SeqLen = Annotated[
     int | None, typer.Option("--seq-len", metavar="N", help="Tokens of a sequence.", rich_help_panel=_SHAPES)
@@ -46,7 +46,7 @@ Input = Annotated[
 Phase = Annotated[
     str | None,
     typer.Option(
-        "--phase", metavar="PHASE", help="inference, train, prefill or decode [inference].", rich_help_panel=_SHAPES
+        "--phase", metavar="PHASE", help="inference (the default), train, prefill or decode.", rich_help_panel=_SHAPES
     ),
 ]
 Context = Annotated[
@@ -57,11 +57,11 @@ Context = Annotated[
 Train = Annotated[bool, typer.Option("--train", help="A training step: --phase train.", rich_help_panel=_TRAINING)]
 Optimizer = Annotated[
     str | None,
-    typer.Option("--optimizer", metavar="NAME", help="sgd, adam, adamw, … [sgd].", rich_help_panel=_TRAINING),
+    typer.Option("--optimizer", metavar="NAME", help="sgd (the default), adam, adamw, …", rich_help_panel=_TRAINING),
 ]
 Accumulate = Annotated[
     int | None,
-    typer.Option("--accumulate", metavar="N", help="Micro-batches per optimiser step [1].", rich_help_panel=_TRAINING),
+    typer.Option("--accumulate", metavar="N", help="Micro-batches per optimiser step (1).", rich_help_panel=_TRAINING),
 ]
 Checkpointing = Annotated[
     bool, typer.Option("--checkpointing", help="Recompute activations in backward.", rich_help_panel=_TRAINING)
@@ -70,12 +70,15 @@ Checkpointing = Annotated[
 Precision = Annotated[
     str | None,
     typer.Option(
-        "--precision", metavar="NAME", help="fp32, tf32, amp, amp_bf16, bf16 or fp16 [fp32].", rich_help_panel=_HOW
+        "--precision",
+        metavar="NAME",
+        help="fp32 (the default), tf32, amp, amp_bf16, bf16 or fp16.",
+        rich_help_panel=_HOW,
     ),
 ]
 Layout = Annotated[
     str | None,
-    typer.Option("--layout", metavar="NAME", help="nchw or nhwc (channels last) [nchw].", rich_help_panel=_HOW),
+    typer.Option("--layout", metavar="NAME", help="nchw (the default) or nhwc (channels last).", rich_help_panel=_HOW),
 ]
 Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager or compiled.", rich_help_panel=_HOW)]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="The cost model.", rich_help_panel=_HOW)]

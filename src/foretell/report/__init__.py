@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from foretell.report.devices import device_list, device_view
     from foretell.report.documents import SCHEMAS, json_text, schema
     from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
+    from foretell.report.ledger import claims_in_full, claims_table
 
 __all__ = [
     "SCHEMAS",
     "SORT_KEYS",
     "accuracy_view",
     "card",
+    "claims_in_full",
+    "claims_table",
     "comparison",
     "dearest_ops",
     "device_list",
@@ -40,6 +43,7 @@ _NAMES = {
     "comparisons": ("SORT_KEYS", "comparison", "sorted_estimates"),
     "devices": ("device_list", "device_view"),
     "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),
+    "ledger": ("claims_in_full", "claims_table"),
     "documents": ("SCHEMAS", "json_text", "schema"),
 }
 _HOMES = {name: f"foretell.report.{module}" for module, names in _NAMES.items() for name in names}
