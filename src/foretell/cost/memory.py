@@ -262,7 +262,8 @@ def peak_memory(
     context = framework_bytes(device, framework)
     steps, result = _replayed(graph, device, expandable_segments, cudnn_benchmark)
     capacity = device.memory_bytes
-    if capacity is not None and result.peak_reserved_bytes + context > capacity >= context:
+    tight_fit = capacity is not None and result.peak_allocated_bytes + context <= capacity
+    if capacity is not None and tight_fit and result.peak_reserved_bytes + context > capacity:
         tight = replay(steps.events, capacity_bytes=capacity - context, expandable_segments=expandable_segments)
         if tight.out_of_memory is None:
             result = tight
