@@ -31,6 +31,7 @@ _CODE = (
     "workload/capture.py",
     "workload/autocast.py",
     "workload/fused.py",
+    "workload/shapes.py",
     "workload/hf.py",
     "workload/resolve.py",
 )

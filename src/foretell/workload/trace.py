@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.graph import Op, Storage, Tensor, kind_of, make_op
+from foretell.workload.shapes import SHAPES
 
 _DEVICE = torch.ops.prim.device.default
 _INDEX = "_foretell_index"  # attribute of a fake tensor: (recorder, tensor index)
@@ -185,7 +186,7 @@ class Recorder(TorchDispatchMode):
         for value in kwargs.values():
             self._collect(value, inputs)
         module = self._module_now()
-        out = func(*args, **kwargs)
+        out = SHAPES.get(func, func)(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
             return out
         at = len(self.ops)
