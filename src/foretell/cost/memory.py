@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -102,11 +102,11 @@ def framework_bytes(device: Device, framework: str = "torch") -> int:
 
 def persistent_workspace_bytes(graph: Graph, device: Device) -> tuple[int, ...]:
     """Scratch that the libraries ask of the allocator once and keep: one cuBLAS workspace a thread that multiplies."""
-    if device.kind != "gpu" or device.vendor != "NVIDIA":
+    kind = _library_kind(device)
+    if kind == 0:
         return ()
     phases = {op.phase == "backward" for op in graph.ops if op.kind in _CUBLAS_KINDS}
-    hopper = (_compute_capability(device) or 0.0) >= 9.0
-    return (_CUBLAS_WORKSPACE_BYTES_HOPPER if hopper else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
+    return (_CUBLAS_WORKSPACE_BYTES_HOPPER if kind == _HOPPER else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
 
 
 def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[int, ...]:
@@ -122,7 +122,8 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     channels than a kernel loads at once are padded: neither is counted. Depthwise convolutions have kernels of
     PyTorch's own, without workspace; of fp32 convolutions without TF32 nothing is known, and nothing counted.
     """
-    if op.kind != "convolution" or device.vendor != "NVIDIA" or device.kind != "gpu":
+    kind = _library_kind(device)
+    if op.kind != "convolution" or kind == 0:
         return ()
     backward = op.name.startswith("aten.convolution_backward")
     x, w = (tensors[t] for t in (op.inputs[1:3] if backward else op.inputs[:2]))
@@ -131,17 +132,24 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     groups = int(op.attrs.get("groups", 1))
     if groups > 1 and groups == x.shape[1]:
         return ()
-    capability = _compute_capability(device) or 0.0
     half = x.dtype in ("float16", "bfloat16")
-    if half and capability >= 7.0:
+    if half and kind >= _VOLTA:
         return (0 if x.layout == "channels_last" else x.nbytes + w.nbytes + y.nbytes,) * passes
-    if x.dtype == "float32" and capability >= 8.0:
+    if x.dtype == "float32" and kind >= _AMPERE:
         return (x.nbytes + w.nbytes + (y.nbytes if backward else 0),) * passes
     return (0,) * passes
 
 
-def _compute_capability(device: Device) -> float | None:
-    return None if device.compute_capability is None else float(device.compute_capability)
+# Kinds of NVIDIA GPU that get the same workspaces, by compute capability: below 7.0 (1), and from 7.0, 8.0 and 9.0 on.
+_VOLTA, _AMPERE, _HOPPER = 2, 3, 4
+
+
+def _library_kind(device: Device) -> int:
+    """One of the kinds above; 0 for any other device, of whose libraries nothing is known here."""
+    if device.kind != "gpu" or device.vendor != "NVIDIA":
+        return 0
+    capability = float(device.compute_capability or 0)
+    return 1 + (capability >= 7.0) + (capability >= 8.0) + (capability >= 9.0)
 
 
 # --- the step as allocator events ----------------------------------------------------------------------------------
@@ -151,17 +159,43 @@ def _compute_capability(device: Device) -> float | None:
 class _Steps:
     """Two steps as allocator events: `op` is the op each event belongs to, -1 before the first, in either step.
 
-    Keys below `len(sizes)` are storages of the first step, then of the second, then workspaces. `second` is the index
-    of the second step's first event.
+    Keys are indices into `storages` for the first step, then for the second, then workspaces. `second` is the index of
+    the second step's first event.
     """
 
+    storages: tuple[Storage, ...]
     events: list[tuple[int, int]]
     op: list[int]
     second: int
 
 
+def _in_pieces(graph: Graph) -> tuple[Storage, ...]:
+    """The storages as they are allocated: those that stand for equal layers (`Op.repeat`) one by one.
+
+    A storage that lives through one layer only (a temporary) holds the bytes of one, the others those of all. What is
+    there before the step and stays is left whole: it takes the same room.
+    """
+    pieces = [1] * len(graph.storages)
+    for op in graph.ops:
+        if op.repeat > 1:
+            for t in (*op.inputs, *op.outputs):
+                index = graph.tensors[t].storage
+                pieces[index] = max(pieces[index], op.repeat)
+    if max(pieces, default=1) == 1:
+        return graph.storages
+    result: list[Storage] = []
+    for storage, count in zip(graph.storages, pieces, strict=True):
+        resident = storage.born < 0 and storage.dies is None and storage.role != "optimizer"
+        if count == 1 or resident or storage.role == "temporary" or storage.nbytes < count:
+            result.append(storage)
+        else:
+            result.append(replace(storage, nbytes=storage.nbytes // count + storage.nbytes % count))
+            result.extend([replace(storage, nbytes=storage.nbytes // count)] * (count - 1))
+    return tuple(result)
+
+
 def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
-    storages = graph.storages
+    storages = _in_pieces(graph)
     count, ops = len(storages), len(graph.ops)
     events: list[tuple[int, int]] = []
     at: list[int] = []
@@ -231,7 +265,7 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
                 for index in replaced:
                     if storages[index].role != "gradient":
                         emit(index, -1, i)
-    return _Steps(events, at, second)
+    return _Steps(storages, events, at, second)
 
 
 def _convolution_key(graph: Graph, index: int) -> tuple[object, ...]:
@@ -271,7 +305,7 @@ def peak_memory(
     start = max(steps.second - 1, 0)  # what is there when the second step begins
     at = start + int(np.argmax(allocated[start:])) if len(allocated) else -1
     parts = dict.fromkeys(MEMORY_PARTS, 0)
-    for part, nbytes in _live_parts(graph.storages, steps.events[: at + 1]).items():
+    for part, nbytes in _live_parts(steps.storages, steps.events[: at + 1]).items():
         parts[part] += nbytes
     parts["fragmentation"] = result.peak_reserved_bytes - sum(parts.values())
     parts["framework"] = context
@@ -324,7 +358,7 @@ _recent: list[tuple[Graph, dict[tuple[object, ...], tuple[_Steps, Replay]]]] = [
 def _replayed(
     graph: Graph, device: Device, expandable_segments: bool, cudnn_benchmark: bool
 ) -> tuple[_Steps, Replay]:
-    kind = (device.kind, device.vendor, device.compute_capability, expandable_segments, cudnn_benchmark)
+    kind = (_library_kind(device), expandable_segments, cudnn_benchmark)
     if not _recent or _recent[0][0] is not graph:
         _recent[:] = [(graph, {})]
     results = _recent[0][1]
