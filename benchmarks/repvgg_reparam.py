@@ -22,7 +22,6 @@ from torch import nn
 from foretell.transform import effect, fold_batch_norm, reparametrize
 from foretell.workload import zoo
 
-
 Forms = dict[str, Callable[[torch.Tensor], torch.Tensor]]
 
 
