@@ -160,16 +160,26 @@ def run(models: dict[str, dict[int, float]], out: Path, jobs: int) -> list[dict[
     results = [entry for name in models if name in complete for entry in done[name]]
     out.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress(console=Console(stderr=True))
-    with out.open("a", encoding="utf-8") as file, ProcessPoolExecutor(jobs, max_tasks_per_child=40) as pool, progress:
+    with out.open("a", encoding="utf-8") as file, progress:
         task = progress.add_task("models", total=len(models), completed=len(models) - len(wanted))
-        pending = [pool.submit(work, name, models[name]) for name in wanted]
-        for future in as_completed(pending):
-            for entry in future.result():
-                file.write(json.dumps(entry) + "\n")
-                results.append(entry)
+        for entries in computed({name: models[name] for name in wanted}, jobs):
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
             file.flush()
+            results.extend(entries)
             progress.advance(task)
     return results
+
+
+def computed(models: dict[str, dict[int, float]], jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """The results of each model as it is done, here or in `jobs` processes."""
+    if jobs == 1:
+        for name, points in models.items():
+            yield work(name, points)
+        return
+    with ProcessPoolExecutor(jobs, max_tasks_per_child=40) as pool:
+        pending = [pool.submit(work, name, points) for name, points in models.items()]
+        for future in as_completed(pending):
+            yield future.result()
 
 
 def summary(results: list[dict[str, Any]]) -> dict[str, float]:
@@ -228,13 +238,13 @@ def report(results: list[dict[str, Any]], console: Console) -> bool:
     return met
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, help="only this many models, always the same ones")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--data", type=Path, default=None, help="folder of the public data (default $FORETELL_DATA)")
     parser.add_argument("--out", type=Path, help="JSONL file to append results to")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     default = HERE.parents[2] / "shared" / "data"
     data = arguments.data or Path(os.environ.get("FORETELL_DATA", default))
     if not (data / "gpumemnet").is_dir():
