@@ -17,6 +17,7 @@ def test_the_ledger_as_a_table(run: Run) -> None:
     for claim in ledger.claims():
         assert claim.system in result.stdout
     assert f"{len(ledger.claims())} claims of " in result.stdout
+    assert result.stdout.split()[:4] == ["claim", "claimed", "obtained", "verdict"]
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 

@@ -123,6 +123,13 @@ def test_progress_is_shown_on_a_terminal_for_what_takes_long(tmp_path: Path) -> 
     assert "Capturing" not in output
 
 
+def test_a_bar_is_shown_for_what_has_parts() -> None:
+    output, seen = on_terminal("claims", "repvgg/parameters-a2", "--run", "--json")
+    assert "claims" in seen
+    assert "0/1" in seen
+    assert output.startswith("[")
+
+
 def test_nothing_is_shown_for_what_is_quick() -> None:
     output, seen = on_terminal("predict", "llm:gpt2", "--seq-len", "8", "--on", "t4")
     assert "gpt2" in output
