@@ -233,6 +233,8 @@ X, W, Y = 2 * 64 * 64, 32 * 64 * 9, 2 * 32 * 64  # elements
     [
         (convolution("float32"), "a100-sxm4-40gb", (4 * (X + W),)),
         (convolution("float32", backward=True), "a100-sxm4-40gb", (4 * (X + W + Y),) * 2),
+        (convolution("float32", "nhwc"), "a100-sxm4-40gb", (4 * (X + W),)),
+        (convolution("float32", "nhwc", backward=True), "h100-sxm5-80gb", (4 * (W + Y), 4 * (X + W + Y))),
         (convolution("float16"), "a100-sxm4-40gb", (2 * (X + W + Y),)),
         (convolution("bfloat16", "nhwc"), "a100-sxm4-40gb", (0,)),
         (convolution("float16", backward=True), "t4", (2 * (X + W + Y),) * 2),

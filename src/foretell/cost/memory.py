@@ -117,27 +117,42 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     Tensor-core kernels read channels-last operands, so with NCHW ones cuDNN first copies them into its workspace. What
     cuDNN 9.24 itself says its first-ranked plan takes, asked without a device (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``)
     for A100, H100, RTX 4090 and T4 and some 20 shapes from 3 to 2,048 channels, dense and grouped, with input x,
-    weight w, output y: half precision x + w + y in NCHW, nothing in NHWC; TF32 x + w forward and x + w + y backward,
-    in NCHW and, short of a few cases, in NHWC. Partial sums of weight gradients add up to some MiB, and inputs of fewer
-    channels than a kernel loads at once are padded: neither is counted. Depthwise convolutions have kernels of
-    PyTorch's own, without workspace; of fp32 convolutions without TF32 nothing is known, and nothing counted.
+    weight w, output y:
+
+    ==============  ===========  ====================  =====================
+    operands        forward      gradient of the input gradient of the weight
+    ==============  ===========  ====================  =====================
+    half, NCHW      x + w + y    x + w + y             x + w + y
+    half, NHWC      0            0                     0
+    TF32, NCHW      x + w        x + w + y             x + w + y
+    TF32, NHWC      x + w        w + y                 x + w + y
+    ==============  ===========  ====================  =====================
+
+    Partial sums of weight gradients add up to some MiB, and inputs of fewer channels than a kernel loads at once are
+    padded: neither is counted. Depthwise convolutions have kernels of PyTorch's own, without workspace; of fp32
+    convolutions without TF32 nothing is known, and nothing counted.
     """
     kind = _library_kind(device)
     if op.kind != "convolution" or kind == 0:
         return ()
     backward = op.name.startswith("aten.convolution_backward")
-    x, w = (tensors[t] for t in (op.inputs[1:3] if backward else op.inputs[:2]))
-    y = tensors[op.inputs[0] if backward else op.outputs[0]]
-    passes = sum(bool(wanted) for wanted in op.attrs.get("grad_mask", (True, True))[:2]) if backward else 1
+    operands = (*op.inputs[1:3], op.inputs[0]) if backward else (*op.inputs[:2], op.outputs[0])
+    x, w, y = (tensors[t] for t in operands)
     groups = int(op.attrs.get("groups", 1))
     if groups > 1 and groups == x.shape[1]:
         return ()
-    half = x.dtype in ("float16", "bfloat16")
-    if half and kind >= _VOLTA:
-        return (0 if x.layout == "channels_last" else x.nbytes + w.nbytes + y.nbytes,) * passes
-    if x.dtype == "float32" and kind >= _AMPERE:
-        return (x.nbytes + w.nbytes + (y.nbytes if backward else 0),) * passes
-    return (0,) * passes
+    everything = x.nbytes + w.nbytes + y.nbytes
+    last = x.layout == "channels_last"
+    if x.dtype in ("float16", "bfloat16") and kind >= _VOLTA:
+        forward, of_input, of_weight = (0, 0, 0) if last else (everything,) * 3
+    elif x.dtype == "float32" and kind >= _AMPERE:
+        forward, of_input, of_weight = x.nbytes + w.nbytes, everything - x.nbytes * last, everything
+    else:
+        forward, of_input, of_weight = 0, 0, 0
+    if not backward:
+        return (forward,)
+    wanted = op.attrs.get("grad_mask", (True, True))
+    return tuple(nbytes for nbytes, asked in zip((of_input, of_weight), wanted, strict=False) if asked)
 
 
 # Kinds of NVIDIA GPU that get the same workspaces, by compute capability: below 7.0 (1), and from 7.0, 8.0 and 9.0 on.
