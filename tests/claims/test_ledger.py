@@ -65,7 +65,8 @@ def test_cheap_claims_come_out_as_recorded(claim: Claim) -> None:
     assert again.obtained is not None
     assert claim.obtained is not None
     repair = f"if that is meant: python -m foretell.claims.record {claim.id}"
-    assert again.obtained.value == pytest.approx(claim.obtained.value, rel=claim.tolerance), repair
+    scale = max(abs(claim.obtained.value), abs(claim.claimed.value or 0))
+    assert again.obtained.value == pytest.approx(claim.obtained.value, abs=claim.tolerance * scale), repair
     assert again.verdict == claim.verdict, repair
     assert again.obtained is not claim.obtained
 

@@ -60,7 +60,7 @@ class Claim:
     `metric` names the number and its unit; `setting` the conditions it was reported under. `run` obtains it anew and
     `how` says by what means; both are absent from a claim not tried. `rule` turns claimed and obtained into `verdict`.
     `obtained` and `record` are the figures committed with the claim. `cheap` claims are run again by the tests, and
-    may differ from the record by `tolerance` (a share).
+    may differ from the record by `tolerance`, a share of the larger of recorded and claimed.
     """
 
     id: str
