@@ -48,6 +48,13 @@ def test_attention_over_a_window_counts_the_window() -> None:
     assert op("foretell.sdpa.default", tensors(q, q, q), tensors(q), window=10).macs == 2 * 2 * 100 * 10 * 8
 
 
+def test_grouped_queries_are_rows_of_one_product() -> None:
+    q, kv = (2, 8, 5, 4), (2, 2, 9, 4)
+    attention = op("foretell.sdpa.default", tensors(q, kv, kv), tensors(q))
+    assert attention.gemm == (2 * 2, 4 * 5, 9, 4)
+    assert attention.macs == 2 * 8 * 5 * 9 * (4 + 4)
+
+
 def test_linear() -> None:
     assert op("aten.addmm.default", tensors((8,), (50, 3), (3, 8)), tensors((50, 8))).macs == 1_200
 

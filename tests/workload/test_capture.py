@@ -376,6 +376,8 @@ def test_wrong_options(settings: dict[str, Any], error: type[Exception]) -> None
 
 
 def test_training_what_cannot_be_trained() -> None:
+    with pytest.raises(CaptureError, match="lazy layer"):
+        foretell.capture(nn.LazyLinear(3), torch.ones(4, 16))
     with pytest.raises(CaptureError, match="nothing to train"):
         foretell.capture(nn.ReLU(), torch.ones(4), train=True)
     frozen = mlp().requires_grad_(False)

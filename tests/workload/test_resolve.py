@@ -99,6 +99,14 @@ def test_checkpointing_of_library_models() -> None:
         foretell.capture("torchvision:resnet18", train=True, checkpointing=True)
 
 
+def test_a_captured_graph_takes_no_settings(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    foretell.capture(torch.nn.Linear(3, 8), torch.ones(5, 3)).to_json(path)
+    assert foretell.capture(str(path)).macs() == 120
+    with pytest.raises(InputError, match="takes no settings"):
+        foretell.capture(str(path), batch=4)
+
+
 # --- the user's own code ------------------------------------------------------------------------------------------
 
 USER = """

@@ -42,8 +42,10 @@ _ITEMSIZE = np.array([dtype_bytes(dtype) for dtype in DTYPES])
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (64, 16), (16, 64))
 _SPLITS = (1, 4, 16)
 
-# Attention works on tiles of this many queries (FlashAttention-2 on half precision).
-_QUERY_TILE = 128
+# Attention works on tiles of this many query rows (FlashAttention-2 on half precision); kernels for decoding take small
+# ones, as small as an instruction's (m16n8k16), and split the keys to fill the device (Flash-Decoding).
+_QUERY_TILES = (16, 64, 128)
+_KEYS_PER_SPLIT = 256
 
 # fp32 operations an element takes in kernels whose arithmetic the graph does not count: orders of magnitude, for
 # devices with little arithmetic beside their bandwidth.
@@ -379,9 +381,11 @@ def _shape_efficiency(
         channels = k / np.maximum(1.0, table.kernel_area[product])
         result[product] *= np.where(channels == 3, 0.75, 1.0)  # an image: padded to four channels
     if attention.any():
-        batch, queries = table.gemm_batch[attention], table.gemm_m[attention]
-        tiles = batch * np.ceil(queries / _QUERY_TILE)
-        filled = queries / (np.ceil(queries / _QUERY_TILE) * _QUERY_TILE)
+        batch, rows, keys = table.gemm_batch[attention], table.gemm_m[attention], table.gemm_n[attention]
+        tile = np.select([rows <= size for size in _QUERY_TILES[:-1]], _QUERY_TILES[:-1], _QUERY_TILES[-1])
+        count = np.ceil(rows / tile)
+        filled = rows / (count * tile)
+        tiles = batch * count * np.where(count == 1, np.ceil(keys / _KEYS_PER_SPLIT), 1.0)
         result[attention] = filled * _wave_efficiency(tiles, multiprocessors, constant["compute.wave_tail"])
     return result
 

@@ -169,7 +169,8 @@ def _convolution_backward(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: 
 def _sdpa(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any]) -> Arithmetic:
     """q (…, heads, queries, d), k (…, kv_heads, keys, d), v (…, kv_heads, keys, d_v): two products, counted in full.
 
-    `attrs["window"]` (keys a query may see) shortens the keys counted.
+    `attrs["window"]` (keys a query may see) shortens the keys counted. The product's rows are the queries of all heads
+    that share one key head, as kernels for grouped queries pack them.
     """
     q, k, v = ins[:3]
     *lead, queries, depth = q.shape
@@ -178,7 +179,8 @@ def _sdpa(ins: Sequence[Tensor], outs: Sequence[Tensor], attrs: Mapping[str, Any
     if window:
         keys = min(keys, window)
     batch = math.prod(lead)
-    return batch * queries * keys * (depth + v.shape[-1]), (batch, queries, keys, depth)
+    shared = max(1, lead[-1] // k.shape[-3]) if lead and len(k.shape) > 2 else 1
+    return batch * queries * keys * (depth + v.shape[-1]), (batch // shared, queries * shared, keys, depth)
 
 
 @rule("sdpa_backward")

@@ -298,6 +298,8 @@ def _rehomed(
 
 def _fake_like(tensor: torch.Tensor, options: Options) -> torch.Tensor:
     """A fake CPU tensor like the given one; runs inside a fake mode."""
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        raise CaptureError("a lazy layer has no shapes yet", "run the module once on example inputs first")
     dtype = _CAST.get(options.precision, tensor.dtype) if tensor.is_floating_point() else tensor.dtype
     with torch.no_grad():
         if options.layout == "nhwc" and tensor.dim() == 4 and tensor.is_floating_point():

@@ -53,6 +53,8 @@ def resolve(workload: str, options: Options) -> Graph:
     prefix, separator, name = workload.partition(":")
     if not separator:
         if workload.endswith(".json") or Path(workload).is_file():
+            if options != Options():
+                raise InputError("a captured graph takes no settings", workload, "capture the workload anew with them")
             return Graph.from_json(Path(workload))
         raise InputError(
             f"{workload!r} names no workload",
@@ -320,7 +322,7 @@ def _llm(name: str, options: Options) -> Graph:
     config = llm.config(name)
     decode = options.phase == "decode"
     length = options.seq_len or min(2048, (config.context_length or 2048) - decode)
-    return llm.graph(
+    graph = llm.graph(
         config,
         phase=options.phase,
         batch=options.batch,
@@ -331,6 +333,7 @@ def _llm(name: str, options: Options) -> Graph:
         checkpointing=options.checkpointing,
         accumulate=options.accumulate,
     )
+    return graph.renamed(f"llm:{name}")
 
 
 # --- building without weights -----------------------------------------------------------------------------------
