@@ -145,6 +145,16 @@ def test_different_sizes_stay_apart():
     assert program.kernels.tolist() == [1, 1]
 
 
+def test_what_walks_more_elements_is_a_kernel_of_its_own():
+    b = Build()
+    x = b.tensor((N, N), "input")
+    y = b.op("aten.relu.default", x)
+    z = b.op("aten.upsample_nearest2d.default", y, shape=(2 * N, 2 * N))
+    program = lower(b.graph(z), "compiled")
+    assert program.kernels.tolist() == [1, 1]
+    assert traffic(program) == traffic(lower(b.graph(z)))
+
+
 def test_compiled_never_moves_more():
     b = Build()
     x = b.tensor((N, N), "input")

@@ -120,7 +120,7 @@ def dearest_modules(paths: list[str], times_s: list[float]) -> tuple[tuple[str, 
         ):
             groups |= children
         else:
-            kept[name] = kept.get(name, 0.0) + share
+            kept[name] = share
     return tuple(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
 
 

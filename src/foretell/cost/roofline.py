@@ -199,7 +199,8 @@ class Roofline:
         result[grouped & last] *= constant["compute.grouped.channels_last"]
         result[depthwise & ~last] = constant["compute.depthwise"]
         result[depthwise & last] = constant["compute.depthwise.channels_last"]
-        result[convolution & backward] *= constant["compute.convolution.backward"]
+        result[convolution & backward & ~depthwise] *= constant["compute.convolution.backward"]
+        result[depthwise & backward] *= constant["compute.depthwise.backward"]
         result[attention & backward] *= constant["compute.attention.backward"]
         return result
 
