@@ -115,9 +115,8 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     One entry for the forward pass, or one for each gradient wanted of input and weight; none for other ops.
 
     Tensor-core kernels read channels-last operands, so with NCHW ones cuDNN first copies them into its workspace. What
-    cuDNN 9.24 itself says its first-ranked plan takes, asked without a device (``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR``)
-    for A100, H100, RTX 4090 and T4 and some 20 shapes from 3 to 2,048 channels, dense and grouped, with input x,
-    weight w, output y:
+    cuDNN 9.24 says its first-ranked plan takes, asked without a GPU (``benchmarks/cudnn_workspaces.py``) for A100, H100,
+    RTX 4090 and T4, with input x, weight w, output y:
 
     ==============  ===========  ====================  =====================
     operands        forward      gradient of the input gradient of the weight
