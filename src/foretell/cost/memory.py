@@ -115,21 +115,22 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     One entry for the forward pass, or one for each gradient wanted of input and weight; none for other ops.
 
     Tensor-core kernels read channels-last operands, so with NCHW ones cuDNN first copies them into its workspace. What
-    cuDNN 9.24 says its first-ranked plan takes, asked without a GPU (``benchmarks/cudnn_workspaces.py``) for A100, H100,
-    RTX 4090 and T4, with input x, weight w, output y:
+    cuDNN 9.24 says its first-ranked plan takes, asked without a GPU (``benchmarks/cudnn_workspaces.py``) for A100,
+    H100, RTX 4090 and T4, with input x, weight w, output y:
 
-    ==============  ===========  ====================  =====================
-    operands        forward      gradient of the input gradient of the weight
-    ==============  ===========  ====================  =====================
-    half, NCHW      x + w + y    x + w + y             x + w + y
-    half, NHWC      0            0                     0
-    TF32, NCHW      x + w        x + w + y             x + w + y
-    TF32, NHWC      x + w        w + y                 x + w + y
-    ==============  ===========  ====================  =====================
+    =================  ===========  ====================  =====================
+    operands           forward      gradient of the input gradient of the weight
+    =================  ===========  ====================  =====================
+    half, NCHW         x + w + y    x + w + y             x + w + y
+    half, NHWC         0            0                     0
+    TF32, NCHW         x + w        x + w + y             x + w + y
+    TF32, NHWC         x + w        w + y                 x + w + y
+    fp32 without TF32  0            0                     0
+    =================  ===========  ====================  =====================
 
-    Partial sums of weight gradients add up to some MiB, and inputs of fewer channels than a kernel loads at once are
-    padded: neither is counted. Depthwise convolutions have kernels of PyTorch's own, without workspace; of fp32
-    convolutions without TF32 nothing is known, and nothing counted.
+    Partial sums of weight gradients add up to some MiB, inputs of fewer channels than a kernel loads at once are
+    padded, and a few shapes get another kind of kernel: none of this is counted. Depthwise convolutions have kernels
+    of PyTorch's own, without workspace.
     """
     kind = _library_kind(device)
     if op.kind != "convolution" or kind == 0:
