@@ -13,7 +13,7 @@ GOOD = {
     "schema": SCHEMA,
     "model": "m",
     "constants": {"a.b": 0.5},
-    "intervals": {"default": [0.5, 2.0]},
+    "intervals": {"default": [0.5, 2.0], "host": [0.6, 1.6]},
     "provenance": {"source": "by hand"},
 }
 
@@ -40,8 +40,9 @@ def test_the_shipped_file_says_where_it_is_from():
         ({"model": None}, "missing key 'model'"),
         ({"constants": {"a": "fast"}}, "constant 'a' is 'fast'"),
         ({"constants": {"a": -1}}, "constant 'a' is -1"),
-        ({"intervals": {"default": [2.0, 0.5]}}, "interval 'default'"),
+        ({"intervals": {"default": [2.0, 0.5], "host": [1, 1]}}, "interval 'default'"),
         ({"intervals": {}}, 'lack "default"'),
+        ({"intervals": {"default": [0.5, 2.0]}}, 'lack "host"'),
     ],
 )
 def test_a_wrong_file_is_refused(change, message):

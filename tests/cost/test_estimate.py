@@ -159,6 +159,26 @@ def test_a_large_product_is_compute_bound_and_a_small_one_launch_bound():
     assert predicted(make([("relu", 2**14, 2**14, 1, "float16", False)])).bound == "memory"
 
 
+def test_a_step_that_waits_for_the_host_is_less_sure():
+    def width(graph: Graph) -> float:
+        low, high = predicted(graph).time_interval_s
+        return high / low
+
+    waiting, busy = make([("mm", 8, 8, 8, "float16", False)] * 5), make([("mm", 8192, 8192, 8192, "float16", False)])
+    assert width(waiting) > 1.2 * width(busy)
+    assert "hosts" in predicted(waiting).interval_basis
+    assert "hosts" not in predicted(busy).interval_basis
+
+
+def test_a_card_that_was_measured_is_surer_than_one_that_was_not():
+    graph = make([("mm", 8192, 8192, 8192, "float16", False)])
+    seen = predicted(graph, replace(CARD, compute_capability="8.6"))
+    assert "families" in seen.interval_basis
+    low, high = seen.time_interval_s
+    wider_low, wider_high = predicted(graph).time_interval_s
+    assert wider_high / wider_low > high / low
+
+
 def test_what_is_left_out_is_listed():
     e = predicted(make([("mm", 8, 8, 8, "float16", False), ("mystery", 8, 8, 8, "float16", False)]))
     assert e.not_counted["aten.mystery.default"] == 1
@@ -194,8 +214,9 @@ def test_every_model_keeps_the_contract(name):
         assert len(column) == len(program)
         assert (column >= 0).all()
     assert (t.ideal_s <= t.busy_s * (1 + 1e-9)).all()
-    assert model.step(program, t, setting).time_s >= t.busy_s.sum() * (1 - 1e-9)
-    low, high, basis = model.interval(program, CARD, setting)
+    step = model.step(program, t, setting)
+    assert step.time_s >= t.busy_s.sum() * (1 - 1e-9)
+    low, high, basis = model.interval(program, step, CARD, setting)
     assert 0 < low < 1 < high
     assert basis
     assert all(len(line) <= 80 for row in range(len(program)) for line in model.formula(program, t, row, CARD))

@@ -37,6 +37,12 @@ def test_host_bound_waits_before_every_op():
     assert step.gap_s.tolist() == [10.0, 9.0, 9.0]
 
 
+def test_a_repeated_op_starts_when_its_first_run_is_issued():
+    step = schedule(op_times([10.0], [1.0]), np.array([3.0]))
+    assert step.time_s == 31.0
+    assert schedule(op_times([1.0], [10.0]), np.array([3.0])).time_s == pytest.approx(30.0)  # the host's own time
+
+
 durations = st.lists(
     st.tuples(st.floats(0, 10, allow_subnormal=False), st.floats(0, 10, allow_subnormal=False)), min_size=1, max_size=30
 )

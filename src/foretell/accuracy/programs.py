@@ -80,7 +80,8 @@ class Store:
     def get(self, workload: str, **options: Any) -> Programs:
         """The programs of a workload under capture options (without a batch). Raises what capture raises.
 
-        One more option is known here: ``fast_norm=True`` builds timm models with ``timm.layers.set_fast_norm()``.
+        Two more options are known here: ``fast_norm=True`` and ``fused_attn=False`` build timm models after
+        ``timm.layers.set_fast_norm(True)`` and ``set_fused_attn(False)``.
         A capture that failed is remembered too, and fails again with the same message.
         """
         key = _key(workload, options)
@@ -158,26 +159,35 @@ def _capture(workload: str, options: Mapping[str, Any]) -> Programs:
     from foretell.workload.resolve import resolve
 
     chosen = dict(options)
-    with _fast_norm(bool(chosen.pop("fast_norm", False))), _no_graph_cache():
+    switches = {name: chosen.pop(name) for name in _SWITCHES if name in chosen}
+    with _timm_switches(switches), _no_graph_cache():
         graphs = [resolve(workload, checked(batch=batch, **chosen)) for batch in BATCHES]
     small, large = ({runtime: lower(graph, runtime) for runtime in RUNTIMES} for graph in graphs)
     settings = {runtime: Settings.of(graphs[0], runtime) for runtime in RUNTIMES}
     return Programs(workload, family_of(workload), graphs[0].parameters, settings, small, large)
 
 
+# Switches of timm that change what its models run, with their defaults.
+_SWITCHES = {"fast_norm": False, "fused_attn": True}
+
+
 @contextmanager
-def _fast_norm(enable: bool) -> Iterator[None]:
-    """While active, timm builds layer and group norms that stay in half precision under autocast."""
-    if not enable:
+def _timm_switches(switches: Mapping[str, bool]) -> Iterator[None]:
+    """While active, timm builds models with these switches."""
+    if not switches:
         yield
         return
-    from timm.layers import set_fast_norm
+    from timm.layers import set_fast_norm, set_fused_attn
 
-    set_fast_norm(True)
+    def turn(values: Mapping[str, bool]) -> None:
+        set_fast_norm(values["fast_norm"])
+        set_fused_attn(values["fused_attn"])
+
+    turn({**_SWITCHES, **switches})
     try:
         yield
     finally:
-        set_fast_norm(False)
+        turn(_SWITCHES)
 
 
 @contextmanager
@@ -210,7 +220,7 @@ def _key(workload: str, options: Mapping[str, Any]) -> str:
 
     libraries = ["torch", "timm"] if workload.startswith("timm:") else ["torch"]
     chosen = dict(options)
-    extra = f"fast_norm={bool(chosen.pop('fast_norm', False))}"
+    extra = repr([chosen.pop(name, default) for name, default in _SWITCHES.items()])
     base = key(workload, checked(batch=BATCHES[0], **chosen), libraries)
     return hashlib.sha256((base + extra + _lowering()).encode()).hexdigest()
 

@@ -160,7 +160,7 @@ def predict(row: Row, device: Device, runtime: str, model: str, store: Store) ->
         program = programs.at(row.batch, runtime)
         settings = programs.settings[runtime]
         step = predictor.step(program, predictor.op_times(program, device, settings), settings)
-        low, high, _ = predictor.interval(program, device, settings)
+        low, high, _ = predictor.interval(program, step, device, settings)
     except ForetellError as error:
         return Prediction(row, error=str(error).splitlines()[0][:200])
     return Prediction(row, programs.family, step.time_s, step.time_s * low, step.time_s * high)

@@ -80,6 +80,7 @@ def _register(name: str, kind: str, stem: str, device: str) -> None:
     options: dict[str, object] = {"precision": precision, "layout": layout, "fast_norm": True}
     if kind == "train":
         options |= {"phase": "train", "optimizer": "sgd"}
+        options["fused_attn"] = False  # PyTorch 1.12 has no scaled_dot_product_attention
 
     def read(folder: Path) -> list[Row]:
         return read_rows(folder / file, kind, options, folder)

@@ -21,7 +21,8 @@ class Calibration:
     """Constants by dotted name, intervals by condition, and their `provenance` (data, rows, licence, date, versions).
 
     `intervals` maps a condition such as ``inference.eager`` to the factors (low, high) around a prediction between
-    which 80 % of the held-out measurements lay.
+    which 80 % of the held-out measurements lay; ``default`` is for conditions without any, ``host`` for the time that
+    the device waits for the host.
     """
 
     model: str
@@ -71,8 +72,9 @@ def parse(text: str, where: str) -> Calibration:
         if not isinstance(pair, list) or len(pair) != 2 or not 0 < pair[0] <= pair[1]:
             raise InputError(f"interval {name!r} is {pair!r}, not [low, high] with 0 < low ≤ high", where, repair)
         intervals[name] = (float(pair[0]), float(pair[1]))
-    if "default" not in intervals:
-        raise InputError('intervals lack "default"', where, repair)
+    for name in ("default", "host"):
+        if name not in intervals:
+            raise InputError(f'intervals lack "{name}"', where, repair)
     return Calibration(
         str(data["model"]),
         MappingProxyType(constants),

@@ -240,20 +240,25 @@ class Roofline:
         """Ops one after another, the host running ahead."""
         return schedule(times, program.table.repeat)
 
-    def interval(self, program: Program, device: Device, settings: Settings) -> tuple[float, float, str]:
-        """Quantiles of held-out residuals of the calibration."""
+    def interval(self, program: Program, step: Step, device: Device, settings: Settings) -> tuple[float, float, str]:
+        """Quantiles of held-out residuals of the calibration, and of hosts where the device waits for the host."""
         intervals, provenance = self.calibration.intervals, self.calibration.provenance
         condition = f"{settings.mode}.{settings.runtime}"
         seen = device.compute_capability in provenance.get("architectures", ())
         key = condition if seen else f"{condition}.unseen"
-        if key not in intervals:
-            low, high = intervals["default"]
-            return low, high, f"provisional: no measurements of {settings.mode}, {settings.runtime} behind it"
-        low, high = intervals[key]
-        basis = (
-            f"provisional: residuals of held-out {'families' if seen else 'GPUs'}, {settings.mode}, {settings.runtime}"
+        of = f"{settings.mode}, {settings.runtime}"
+        if key in intervals:
+            basis = f"provisional: residuals of held-out {'families' if seen else 'GPUs'}, {of}"
+        else:
+            key, basis = "default", f"provisional: no measurements of {of} behind it"
+        waiting = float(step.gap_s.sum()) / step.time_s if step.time_s else 0.0
+        low, high = (
+            float(np.hypot(np.log(own), waiting * np.log(host)))
+            for own, host in zip(intervals[key], intervals["host"], strict=True)
         )
-        return low, high, basis
+        if waiting > 0.2:
+            basis += ", and how hosts differ"
+        return float(np.exp(-low)), float(np.exp(high)), basis
 
     def formula(self, program: Program, times: OpTimes, row: int, device: Device) -> list[str]:
         """The two limits of one op, with the numbers in them."""
