@@ -1,5 +1,5 @@
 # One command per chore. Every target works on a fresh machine: it makes .venv and installs what it needs.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	$(BIN)/foretell predict timm:resnet50 --on a100-sxm4-80gb --batch 64
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
