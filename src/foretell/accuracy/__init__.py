@@ -7,8 +7,8 @@ True
 
 from foretell.accuracy.metrics import Score, score
 from foretell.accuracy.runner import Prediction, Progress, Report, SliceResult, run
+from foretell.accuracy.schema import to_dict
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
-from foretell.accuracy.table import to_dict, to_table
 
 __all__ = [
     "Prediction",
@@ -23,5 +23,4 @@ __all__ = [
     "score",
     "slices",
     "to_dict",
-    "to_table",
 ]
