@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,6 +154,16 @@ def test_what_walks_more_elements_is_a_kernel_of_its_own():
     program = lower(b.graph(z), "compiled")
     assert program.kernels.tolist() == [1, 1]
     assert traffic(program) == traffic(lower(b.graph(z)))
+
+
+def test_the_optimizer_is_not_compiled():
+    b = Build()
+    x = b.tensor((N, N), "parameter")
+    y = b.op("aten.mul.Tensor", b.op("aten.neg.default", x), x)
+    graph = b.graph(y, mode="train")
+    step = replace(graph, ops=tuple(replace(op, phase="optimizer") for op in graph.ops))
+    assert lower(graph, "compiled").kernels.sum() == 1
+    assert lower(step, "compiled").kernels.sum() == 2
 
 
 def test_compiled_never_moves_more():

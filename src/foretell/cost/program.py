@@ -172,8 +172,9 @@ def _compiled(graph: Graph, eager: Program) -> Program:
     kept = {tensors[t].storage for t in graph.outputs}
     kept.update(i for i, s in enumerate(storages) if s.dies is None or s.born < 0)
     seen: set[tuple[int, int]] = set()
+    fusible = np.array([_fusible(op) for op in ops], dtype=np.bool_)
     for i, op in enumerate(ops):
-        if op.kind not in _FUSIBLE:
+        if not fusible[i]:
             continue
         mine = group[i]
         for t, writer in zip(op.inputs, writers[i], strict=True):
@@ -188,8 +189,7 @@ def _compiled(graph: Graph, eager: Program) -> Program:
                 written[i] -= min(written[i], tensors[t].nbytes)
     first = np.zeros(len(ops), dtype=np.bool_)
     first[np.unique(group, return_index=True)[1]] = True
-    fused = np.isin(table.kind, [KINDS.index(kind) for kind in _FUSIBLE]) & (eager.kernels > 0)
-    fused &= np.array([base_name(op.name) not in _NOT_FUSIBLE for op in ops], dtype=np.bool_)
+    fused = fusible & (eager.kernels > 0)
     # A chain is one launch, and one line of the generated wrapper; views are resolved at compile time.
     kernels = np.where(fused, first.astype(np.float64), eager.kernels)
     return replace(
@@ -266,7 +266,8 @@ def _chains(graph: Graph, writers: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _fusible(op: Op) -> bool:
-    return op.kind in _FUSIBLE and base_name(op.name) not in _NOT_FUSIBLE
+    """Whether the compiler writes a kernel for it; the optimiser's step stays outside the compiled module."""
+    return op.kind in _FUSIBLE and op.phase != "optimizer" and base_name(op.name) not in _NOT_FUSIBLE
 
 
 # torch.compile moves a model's convolutions to channels-last where that pays on average; the speed ratios are
