@@ -39,6 +39,7 @@ _SILENT = frozenset(
         "aten.resolve_conj.default",
         "aten.resolve_neg.default",
         "aten.set_.source_Storage_storage_offset",
+        "aten._assert_async.default",
         "aten._assert_async.msg",
         "aten._assert_scalar.default",
         "profiler._record_function_enter_new.default",
