@@ -233,6 +233,29 @@ def test_fast_norm_keeps_layer_norm_in_half_precision():
     assert norm_dtypes() == {"float32"}
 
 
+def test_fused_attention_can_be_switched_off():
+    pytest.importorskip("timm")
+    from foretell.accuracy.programs import _capture
+
+    def kinds(**extra) -> set[str]:
+        made = _capture("timm:test_vit", {"image_size": 160, "precision": "amp", **extra})
+        return {kind for _, kind in made.small["eager"].names}
+
+    assert "attention" in kinds()
+    without = kinds(fused_attn=False)
+    assert "attention" not in without
+    assert {"batched_matmul", "softmax"} & without
+
+
+def test_families_are_the_modules_that_define_the_models():
+    pytest.importorskip("timm")
+    from foretell.accuracy.programs import family_of
+
+    assert family_of("timm:resnet50") == "resnet"
+    assert family_of("timm:tv_densenet121") == "densenet"  # a name that timm has renamed
+    assert family_of("py:x.py:make") == "py:x.py:make"
+
+
 def test_predicting_from_kept_programs_is_fast(captures, data, tmp_path):
     run([NAME], data, cache_dir=tmp_path)
     start = time.process_time()

@@ -209,9 +209,10 @@ def family_of(workload: str) -> str:
     scheme, _, name = workload.partition(":")
     if scheme != "timm":
         return workload
-    from timm.models import model_entrypoint
+    from timm.models import get_deprecated_models, model_entrypoint
 
-    return str(model_entrypoint(name).__module__.rpartition(".")[2])
+    current = get_deprecated_models().get(name) or name
+    return str(model_entrypoint(current.partition(".")[0]).__module__.rpartition(".")[2])
 
 
 def _key(workload: str, options: Mapping[str, Any]) -> str:

@@ -140,7 +140,9 @@ class Roofline:
         moved = moved * np.where(converted, 1.0 + constant["memory.convolution.conversion"], 1.0)
         # A library call cannot walk a slice of channels: the framework copies it first (read and write).
         moved += np.where(convolution & program.strided, 2.0 * table.bytes_read, 0.0)
-        memory_efficiency = self._memory_efficiency(program, depthwise) * powered ** constant["power.memory"]
+        memory_efficiency = (
+            self._memory_efficiency(program, depthwise, backward, settings) * powered ** constant["power.memory"]
+        )
         if device.l2_bytes:
             hit = 1.0 / (1.0 + (moved / (constant["memory.l2_fraction"] * device.l2_bytes)) ** 2)
         else:
@@ -204,19 +206,31 @@ class Roofline:
         result[attention & backward] *= constant["compute.attention.backward"]
         return result
 
-    def _memory_efficiency(self, program: Program, depthwise: Bools) -> Floats:
-        """Share of bandwidth that each op's kernels reach, by kind, layout and whether they walk a permuted view."""
+    def _memory_efficiency(self, program: Program, depthwise: Bools, backward: Bools, settings: Settings) -> Floats:
+        """Share of bandwidth that each op's kernels reach, taking operands to be read once.
+
+        By kind; by layout; by whether they walk a permuted view; by whether they run forward in training (a norm then
+        reads its input twice) or backward.
+        """
         last, constants = program.table.channels_last, self.calibration
         names = [f"memory.{_memory_constant(name, kind)}" for name, kind in program.names]
         if not names:
             return np.zeros(0)
         plain = [constants[name] for name in names]
         result: Floats = np.array(plain)[program.name_code]
-        for variant, column in (("channels_last", last), ("strided", program.strided)):
-            varied = [constants.constants.get(f"{n}.{variant}", p) for n, p in zip(names, plain, strict=True)]
-            result = np.where(column, np.array(varied)[program.name_code], result)
+        training = ~backward if settings.mode == "train" else np.zeros(len(program), dtype=np.bool_)
+        for variant, column, relative in (
+            ("channels_last", last, False),
+            ("strided", program.strided, False),
+            ("training", training, True),
+            ("backward", backward, True),
+        ):
+            own = [constants.constants.get(f"{name}.{variant}") for name in names]
+            varied = np.array([np.nan if value is None else value for value in own])[program.name_code]
+            result = np.where(column & ~np.isnan(varied), varied * (result if relative else 1.0), result)
         result[depthwise & ~last] = constants["memory.depthwise"]
         result[depthwise & last] = constants["memory.depthwise.channels_last"]
+        result[depthwise & backward] *= constants["memory.depthwise.backward"]
         return result
 
     def _overheads(self, program: Program, device: Device) -> tuple[Floats, Floats]:
