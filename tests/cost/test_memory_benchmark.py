@@ -75,6 +75,7 @@ def test_a_whole_run_is_resumed_and_reported(
     assert "NOT met" in text
     assert "+90.5%" in text
     assert "predicted more" in text
+    assert "less 0 cut short" in text
 
 
 def test_a_missing_folder_is_named(
@@ -86,7 +87,7 @@ def test_a_missing_folder_is_named(
 
 def test_figures(benchmark: ModuleType) -> None:
     results: list[dict[str, Any]] = [
-        {"model": "a", "batch": 8, "measured_mib": 100, "predicted_mib": p, "peak_op": "aten.convolution.default"}
+        {"model": "a", "batch": 8, "measured_mib": 100, "predicted_mib": p, "breakdown_mib": {"parameters": p}}
         for p in (90, 100, 120, 104)
     ]
     figures = benchmark.summary([*results, {"model": "b", "skipped": "why"}])
@@ -95,7 +96,20 @@ def test_figures(benchmark: ModuleType) -> None:
     assert figures["mean"] == pytest.approx(0.085)
     assert figures["bias"] == pytest.approx(0.035)
     assert not benchmark.report(results, Console(quiet=True))
-    assert "workspaces" in benchmark.likely_cause(results[0])
+
+
+@pytest.mark.parametrize(
+    ("measured", "breakdown", "says"),
+    [
+        (2000, {"parameters": 3000}, "ended before"),
+        (2000, {"parameters": 2000, "fragmentation": 1000}, "predicted more"),
+        (4000, {"parameters": 3000}, "cudnn.benchmark"),
+        (3200, {"parameters": 3000}, "not counted"),
+    ],
+)
+def test_causes(benchmark: ModuleType, measured: int, breakdown: dict[str, int], says: str) -> None:
+    row = {"measured_mib": measured, "predicted_mib": sum(breakdown.values()), "breakdown_mib": breakdown}
+    assert says in benchmark.likely_cause(row)
 
 
 def test_what_the_training_script_adds(benchmark: ModuleType) -> None:
