@@ -93,12 +93,12 @@ def test_rows_of_the_tables() -> None:
 def test_what_fvcore_leaves_out_is_named() -> None:
     """Convolutions with padding given as a word run under an operation fvcore has no rule for."""
     pytest.importorskip("fvcore")
-    model, size = "convmixer_768_32", 56
+    model, size = "convmixer_1024_20_ks9_p14", 56
     theirs = parity.fvcore_counts(Row(model, size, 0.0, 0.0), False)
-    row = Row(model, size, 21.11, theirs["total"] / 1e9)
+    row = Row(model, size, 24.38, theirs["total"] / 1e9)
     record = parity.measure(row)
     [cause] = parity.causes(row, record)
-    assert "fvcore has no rule for aten::_convolution_mode ×32 (convolutions " in cause
+    assert "fvcore has no rule for aten::_convolution_mode ×20 (convolutions " in cause
     other = Row(model, size, 99.0, 2 * theirs["total"] / 1e9)
     about_parameters, about_macs = parity.causes(other, record)
     assert "the architecture is not the one measured" in about_parameters
@@ -130,6 +130,32 @@ def test_what_counts_as_equal() -> None:
     assert not row.same_macs(10.11e9)
     assert Row("m", 224, 1.0, 0.05).same_macs(0.0549e9)  # 10 % off, but equal after rounding
     assert not Row("m", 224, 1.0, 0.05).same_macs(0.0560e9)
+
+
+def test_causes_come_from_fvcore_and_plain_attention() -> None:
+    row = Row("m", 224, 1.0, 1.0)
+    by = {"convolutions": 0, "products": 2e9, "the rest": 0}
+    half = {"convolutions": 0, "products": 1e9, "the rest": 0}
+    record = {"form": "as built", "parameters": 1_000_000, "macs": 2e9, "plain": 2e9, "by": by}
+
+    def cause(**changes: Any) -> str:
+        [found] = parity.causes(row, record | changes)
+        return str(found)
+
+    assert "in fused form it multiplies more" in cause(plain=1e9, fvcore={"error": "not installed"})
+    assert "unexplained (not installed)" in cause(fvcore={"error": "not installed"})
+    left_out = {"total": 1e9, "by": half, "left_out": {"aten::lstm": 3}}
+    assert "fvcore has no rule for aten::lstm ×3 (products 2.00 G, fvcore 1.00 G)" in cause(fvcore=left_out)
+    assert "fvcore's own rules differ" in cause(fvcore=left_out | {"left_out": {}})
+    assert "the network is not the one measured" in cause(fvcore={"total": 2e9, "by": by, "left_out": {}})
+    assert "fvcore run here gives 5.00 G" in cause(fvcore={"total": 5e9, "by": by, "left_out": {}})
+
+
+def test_a_row_with_the_same_figures_is_named() -> None:
+    rows = [Row("renamed", 224, 1.0, 1.0), Row("smaller", 224, 1.0, 1.0), Row("smaller", 96, 1.0, 1.0)]
+    record = {"form": "as built", "parameters": 2_000_000, "macs": 1e9}
+    [cause] = parity.causes(rows[0], record, rows)
+    assert cause.endswith("(the tables have the same figures for smaller)")
 
 
 def test_a_sample_is_the_same_every_time() -> None:
