@@ -64,7 +64,8 @@ class UnknownNameError(ForetellError):
             hint = "known: " + ", ".join(self.known[:12])
             if len(self.known) > 12:
                 hint += f" and {len(self.known) - 12} more"
-        super().__init__(f"unknown {kind} {name!r}", hint)
+        shown = name if len(name) <= 80 else name[:79] + "…"
+        super().__init__(f"unknown {kind} {shown!r}", hint)
 
 
 class InputError(ForetellError):
@@ -93,6 +94,8 @@ def near_names(name: str, known: Iterable[str], limit: int = 5) -> tuple[str, ..
     Case is ignored. Names that contain `name` whole come first: a short prefix (``a100``) is far
     from its completions by edit distance, yet they are what was meant.
     """
+    if len(name) > 200:  # no slip of the pen, and slow to compare
+        return ()
     folded: dict[str, str] = {}
     for item in known:
         folded.setdefault(item.casefold(), item)

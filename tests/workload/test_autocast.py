@@ -33,6 +33,7 @@ def test_lists_are_those_of_the_installed_pytorch() -> None:
     assert set(autocast._FP32.split()) == header_list("AT_FORALL_FP32")
     ours = set(autocast._FP32_RESULT.split()) | set(autocast._FP32_SOFTMAX)
     assert ours == header_list("AT_FORALL_FP32_SET_OPT_DTYPE")
+    assert set(autocast._PROMOTE.split()) == header_list("AT_FORALL_PROMOTE")
     assert set(autocast._LOWER.split()) <= header_list("AT_FORALL_LOWER_PRECISION_FP")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from foretell import documents
 from foretell.errors import InputError, unknown
+from foretell.graph.dtypes import DTYPES
 from foretell.graph.kinds import KINDS
 from foretell.graph.op import NO_ATTRS, PHASES, ROLES, Op, Storage, Tensor
 from foretell.graph.table import OpTable
@@ -159,7 +162,7 @@ class Graph:
         """Read what `to_dict` wrote. Raises InputError naming the place that is wrong; nothing is executed."""
         try:
             return _from_dict(data, where)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise InputError(
                 f"not a {SCHEMA} document: {reason}",
@@ -174,14 +177,8 @@ class Graph:
             where, text = "graph JSON", source
         else:
             where = os.fspath(source)
-            try:
-                text = Path(source).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError, ValueError) as error:
-                raise InputError(f"cannot be read: {error}", where, "give the path of a graph JSON file") from error
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"not JSON: {error}", where, "write one with `foretell capture … --out F`") from error
+            text = documents.read_text(Path(source), "graph JSON file", documents.JSON_LIMIT_BYTES)
+        data = documents.read_json_text(text, where, "graph; write one with `foretell capture … --out F`")
         return Graph.from_dict(data, where)
 
 
@@ -191,25 +188,25 @@ def _from_dict(data: Any, where: str) -> Graph:
     if data["mode"] not in MODES:
         raise unknown("mode", data["mode"], MODES)
     storages = tuple(
-        Storage(_natural(nbytes), _one_of(role, ROLES), int(born), None if dies is None else int(dies))
+        Storage(_natural(nbytes), _one_of(role, ROLES), _op(born), None if dies is None else _op(dies))
         for nbytes, role, born, dies in data["storages"]
     )
     tensors = tuple(
         Tensor(
-            _naturals(shape),
-            str(dtype),
+            _shape(shape),
+            _one_of(dtype, DTYPES),
             _index(storage, len(storages), "storage"),
-            None if strides is None else tuple(int(s) for s in strides),
+            None if strides is None else _strides(strides, shape),
         )
         for shape, dtype, storage, strides in data["tensors"]
     )
     count = len(tensors)
     ops = tuple(
         Op(
-            name=str(op["name"]),
+            name=_text(op["name"]),
             kind=_one_of(op["kind"], KINDS),
             phase=_one_of(op["phase"], PHASES),
-            module=str(op["module"]),
+            module=_text(op["module"]),
             inputs=tuple(_index(t, count, "tensor") for t in op["inputs"]),
             outputs=tuple(_index(t, count, "tensor") for t in op["outputs"]),
             attrs=MappingProxyType({str(k): tuple(v) if isinstance(v, list) else v for k, v in op["attrs"].items()})
@@ -220,19 +217,28 @@ def _from_dict(data: Any, where: str) -> Graph:
             bytes_read=_natural(op["bytes_read"]),
             bytes_written=_natural(op["bytes_written"]),
             gemm=None if op["gemm"] is None else _gemm(op["gemm"]),
-            dtype=str(op["dtype"]),
-            repeat=_natural(op["repeat"]),
+            dtype=_one_of(op["dtype"], DTYPES),
+            repeat=_natural(op["repeat"]) or _no_run(op),
             counted=bool(op["counted"]),
         )
         for op in data["ops"]
     )
+    if not ops:
+        raise ValueError("there are no ops")
+    for storage in storages:
+        if max(storage.born, storage.dies or 0) >= len(ops):
+            raise ValueError(f"a storage lives beyond the {len(ops)} ops: {storage}")
+    for index, op in enumerate(ops):
+        least_in, least_out = _OPERANDS.get(op.kind, (0, 0))
+        if len(op.inputs) < least_in or len(op.outputs) < least_out:
+            raise ValueError(f"op {index} ({op.name}) is of kind {op.kind} and has too few operands")
     items = {str(k): _natural(v) for k, v in data["items"].items()}
     if not items or min(items.values()) < 1:
         raise ValueError("\"items\" must name what one step processes, each at least 1")
     return Graph(
-        name=str(data["name"]),
+        name=_text(data["name"]),
         mode=data["mode"],
-        precision=str(data["precision"]),
+        precision=_text(data["precision"]),
         ops=ops,
         tensors=tensors,
         storages=storages,
@@ -245,14 +251,49 @@ def _from_dict(data: Any, where: str) -> Graph:
     )
 
 
+# Tensors that the counting and cost rules take for granted: (inputs, outputs) at least.
+_OPERANDS = {"convolution": (2, 1), "attention": (3, 1), "matmul": (2, 1), "batched_matmul": (2, 1),
+             "grouped_matmul": (2, 1), "normalization": (1, 1)}
+_MOST = 2**63 - 1  # what 64-bit columns hold
+
+
 def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a whole number ≥ 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise ValueError(f"{str(value)[:40]} is not a whole number from 0 to 2**63 - 1")
     return value
+
+
+def _shape(values: Any) -> tuple[int, ...]:
+    shape = _naturals(values)
+    if math.prod(shape) > _MOST // 16:
+        raise ValueError(f"a tensor of shape {str(shape)[:80]} is too large")
+    return shape
+
+
+def _strides(values: Any, shape: Any) -> tuple[int, ...]:
+    strides = _naturals(values)
+    if len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} dimensions")
+    return strides
 
 
 def _naturals(values: Any) -> tuple[int, ...]:
     return tuple(_natural(v) for v in values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{str(value)[:40]!r} is not a printable text")
+    return value
+
+
+def _no_run(op: Any) -> int:
+    raise ValueError(f"op {str(op['name'])[:40]} runs 0 times")
+
+
+def _op(value: Any) -> int:
+    """An op's index, or -1 for what is before the first."""
+    return _natural(value + 1) - 1
 
 
 def _gemm(values: Any) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ Attributes the rules read (set by capture, the parametric transformers and the r
 ``causal``           attention: is the mask causal (counted in full all the same)
 ``affine``           normalisation: has it a scale (yes, unless said otherwise)
 ``training``         batch norm: does it take the statistics of its own input
+``dims``             reductions: the dimensions reduced over
 ``read_elements``    indexing and embedding: elements gathered, where they are not the output's
 ===================  ============================================================================
 """
@@ -230,7 +231,10 @@ def _fvcore_extra(base: str, ins: Sequence[Tensor], outs: Sequence[Tensor], attr
         return (5 if attrs.get("affine", True) else 4) * ins[0].elements
     if base in _PER_OUTPUT:
         return _PER_OUTPUT[base] * outs[0].elements
-    return ins[0].elements if base == "_adaptive_avg_pool2d" else 0
+    pools = base == "_adaptive_avg_pool2d" or (  # pooling to one pixel runs as this mean
+        base == "mean" and attrs.get("dims") == (-1, -2) and len(outs[0].shape) == len(ins[0].shape)
+    )
+    return ins[0].elements if pools else 0
 
 
 # Kinds whose arithmetic the "matmul" convention counts as nothing, on purpose.

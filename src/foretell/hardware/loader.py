@@ -11,13 +11,12 @@ Every number in a file is a pair, the value with its unit and the key of its sou
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foretell import units
+from foretell import documents, units
 from foretell.errors import InputError, UnknownNameError, near_names, unknown
 from foretell.hardware.device import DTYPES, KINDS, UNITS, Device, FrozenMap, Link
 
@@ -26,6 +25,7 @@ __all__ = ["Reader", "compute_capabilities", "load_device", "read_count", "read_
 Parser = Callable[[Any, str], Any]
 
 DATA = Path(__file__).parent
+_LEAST, _MOST = 1e-12, 1e24  # no figure of a device is zero, nor beyond these in SI units
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -122,7 +122,11 @@ class Reader:
             raise InputError(f"source {source!r} is not under [sources]", where, hint)
         self.used.add(source)
         self.sources[name] = self.texts[source]
-        return parse(value, where)
+        parsed = parse(value, where)
+        none = parsed == 0 and key == "shared_reserved_per_block"  # before Ampere none is
+        if isinstance(parsed, (int, float)) and not none and not _LEAST < parsed < _MOST:
+            raise InputError(f"{str(value)[:40]!r} is no sensible figure", where, "leave out what is not known")
+        return parsed
 
     def only(self, table: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> None:
         """Refuse keys outside `known`."""
@@ -166,15 +170,8 @@ class Reader:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file; syntax errors become `InputError` with file and line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("no such file", str(path), "check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", str(path), "give a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"malformed TOML: {error}", str(path), "mend the syntax there") from None
+    """Parse a data file of this room; see `foretell.documents.read_toml`."""
+    return documents.read_toml(path, "TOML file")
 
 
 def slug_of(path: Path) -> str:

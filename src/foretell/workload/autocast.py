@@ -36,12 +36,16 @@ _FP32_SOFTMAX = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 
 # CPU's own lists cast or promote these; CUDA's leave them alone.
 _ALONE = """avg_pool3d polar trace view_as_complex quantile nanquantile stft fake_quantize_per_tensor_affine
-    _adaptive_avg_pool3d grid_sampler binary_cross_entropy cat stack index_copy"""
+    _adaptive_avg_pool3d binary_cross_entropy cat stack index_copy"""
 
 
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+# Mixed operands are cast to the widest type among them.
+_PROMOTE = """addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"""
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -76,6 +80,16 @@ def _to_fp32(op: Any) -> Callable[..., Any]:
     return _without_autocast(call)
 
 
+def _to_widest(op: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        wide = any(t.dtype == torch.float32 for t in leaves)
+        dtype = torch.float32 if wide else torch.get_autocast_dtype("cpu")
+        return op(*_cast(args, dtype), **{k: _cast(v, dtype) for k, v in kwargs.items()})
+
+    return _without_autocast(call)
+
+
 def _with_fp32_result(op: Any) -> Callable[..., Any]:
     def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dtype in _HALF and kwargs.get("dtype") is None:
@@ -99,6 +113,7 @@ def _registrations() -> Iterator[tuple[str, Callable[..., Any]]]:
         (_LOWER, _to_lower),
         (_FP32, _to_fp32),
         (_FP32_RESULT, _with_fp32_result),
+        (_PROMOTE, _to_widest),
         (_ALONE, _without_autocast),
     )
     for names, maker in makers:

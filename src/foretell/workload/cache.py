@@ -74,7 +74,7 @@ def cached(
         return Graph.from_dict(json.loads(gzip.decompress(path.read_bytes())), str(path))
     except FileNotFoundError:
         pass
-    except (OSError, EOFError, zlib.error, ValueError, ForetellError):
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, ForetellError):
         with contextlib.suppress(OSError):
             path.unlink()  # a damaged entry is made anew
     graph = make(options)

@@ -6,9 +6,11 @@ of the capture, and put back afterwards. Then one step runs as it really would, 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -60,6 +62,8 @@ def capture_module(
     `prepare` runs before the recorded step, unrecorded, and returns more keyword arguments (a filled KV cache).
     Raises CaptureError naming the user's line where the module fails or depends on values.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError("a scripted module hides what it runs", "capture the module it was made from")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     training = options.trains
     with ExitStack() as stack:
@@ -91,6 +95,11 @@ def capture_module(
         trainable = sum(p.numel() for p in parameters if p.requires_grad)
         total = sum(p.numel() for p in parameters)
         del optimizer, step
+    if not any(op.kind != "view" for op in recorder.ops):
+        raise CaptureError(
+            f"{name or type(module).__name__}: nothing ran that could be recorded",
+            "run the work in forward itself, not in a thread or a generator that nobody consumes",
+        )
     first = next((t.shape[0] for t in input_tensors if t.dim() > 0), 1)
     return Graph(
         name=name or type(module).__name__,
@@ -342,7 +351,10 @@ def _fake_inputs(inputs: Any, fake: FakeTensorMode, options: Options) -> Any:
 def _mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Training or evaluation mode for the capture; each submodule's own flag is restored."""
     flags = [(m, m.training) for m in module.modules()]
-    module.train(training)
+    try:
+        module.train(training)
+    except NotImplementedError as error:  # a graph module of torch.export is fixed in one mode
+        raise CaptureError(f"the module cannot switch mode: {error}", "capture the one it was made from") from error
     try:
         yield
     finally:
@@ -389,7 +401,7 @@ def _clean(name: str) -> str:
 def _plain(output: Any) -> Any:
     """A module's output as plain containers (``transformers`` returns ordered-dict classes)."""
     if isinstance(output, Mapping):
-        return {key: _plain(value) for key, value in output.items() if not key.endswith("cache")}
+        return {key: _plain(value) for key, value in output.items() if not str(key).endswith("cache")}
     if hasattr(output, "to_tuple"):
         return output.to_tuple()
     return output
@@ -426,27 +438,28 @@ def _explained(name: str) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # it prints a traceback of what is told here in one line
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # what the module prints is not our output
+            yield
     except ForetellError:
         raise
     except _VALUE_DEPENDENT as error:
         raise CaptureError(
-            f"{name}: control flow depends on values, which do not exist before the run{_user_line(error)}",
+            f"{name}: control flow depends on values, which do not exist before the run{user_line(error)}",
             "decide it from shapes, or capture the branch you mean as a module of its own",
         ) from error
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         raise CaptureError(
-            f"{name}: the module failed: {type(error).__name__}: {text[:300]}{_user_line(error)}",
+            f"{name}: the module failed: {type(error).__name__}: {text[:300]}{user_line(error)}",
             "check that it runs on these inputs; give other ones with --input NAME=SHAPE:DTYPE (inputs=…)",
         ) from error
     finally:
         logger.setLevel(level)
 
 
-def _user_line(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """Where in the user's code it happened: the innermost frame outside PyTorch and Foretell."""
     here = str(Path(__file__).resolve().parents[1]) + "/"
     torch_home = str(Path(inspect.getfile(torch)).parent) + "/"
@@ -466,4 +479,8 @@ def example_tensor(shape: Sequence[int], dtype: str) -> torch.Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise InputError(f"PyTorch has no dtype {dtype}", repair="use e.g. float32, int64, bool")
-    return torch.empty(tuple(shape), dtype=kind, device="meta")
+    try:
+        return torch.empty(tuple(shape), dtype=kind, device="meta")
+    except (RuntimeError, OverflowError):
+        size = "x".join(map(str, shape))[:80]
+        raise InputError(f"an input of shape {size} does not fit 64 bits", repair="give smaller dimensions") from None

@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import inspect
 import json
+import socket
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,10 @@ from foretell.graph import Graph
 from foretell.workload import cache
 from foretell.workload.capture import capture_module, example_tensor
 from foretell.workload.options import Options
-from foretell.workload.resolve import given_inputs, load_json_object, on_meta
+from foretell.workload.resolve import given_batch, given_inputs, load_json_object, on_meta
 
 _DEFAULT_SEQ_LEN = 512
+MOST_LAYERS = 10_000
 _CACHE_NAMES = ("cache", "past_key_values")  # the argument was renamed between releases of transformers
 
 
@@ -48,6 +51,7 @@ def read_config(name: str) -> dict[str, Any]:
     if path.is_file() or path.suffix == ".json" or name.startswith((".", "/", "~")):
         return load_json_object(path.expanduser(), "transformers config.json")
     try:
+        _reach_hub()
         return dict(transformers.PretrainedConfig.get_config_dict(name)[0])
     except Exception as error:
         raise InputError(
@@ -55,6 +59,14 @@ def read_config(name: str) -> dict[str, Any]:
             f"hf:{name}",
             "give the path of a config.json",
         ) from error
+
+
+def _reach_hub() -> None:
+    """Fail at once where the hub cannot be reached, instead of after the library's retries."""
+    from huggingface_hub import constants
+
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    socket.create_connection((url.hostname or "", url.port or 443), timeout=3).close()
 
 
 def capture_config(data: dict[str, Any], options: Options, label: str = "hf") -> Graph:
@@ -67,14 +79,19 @@ def capture_config(data: dict[str, Any], options: Options, label: str = "hf") ->
     inputs = example_inputs(model, config, options)
     args, kwargs = given_inputs(model, options.inputs) if options.inputs else ((), dict(inputs))
     parameters = inspect.signature(model.forward).parameters
-    sequence = options.seq_len or _DEFAULT_SEQ_LEN
-    prepare = None
-    items = {"sequences": options.batch * options.accumulate}
     main = next(iter(inputs))
+    sequence = inputs[main].shape[1] if main == "input_ids" else 1
+    batch = options.batch
+    if options.inputs:
+        batch = given_batch(options)
+        shape = options.inputs.get("input_ids", next(iter(options.inputs.values()))).shape
+        sequence = shape[1] if main == "input_ids" and len(shape) > 1 else sequence
+    prepare = None
+    items = {"sequences": batch * options.accumulate}
     if main == "input_ids":
-        items["tokens"] = options.batch * options.accumulate * sequence
+        items["tokens"] = batch * options.accumulate * sequence
     elif main == "pixel_values":
-        items = {"images": options.batch * options.accumulate}
+        items = {"images": batch * options.accumulate}
     if options.phase in ("prefill", "decode"):
         cache_name = next((n for n in _CACHE_NAMES if n in parameters), None)
         if cache_name is None:
@@ -125,6 +142,10 @@ def _enable_checkpointing(model: nn.Module, label: str) -> None:
 
 def make_config(data: dict[str, Any], label: str) -> Any:
     """A configuration object; a model type that is not known lists near names."""
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"):
+        layers = data.get(key)
+        if isinstance(layers, int) and not 0 < layers <= MOST_LAYERS:
+            raise InputError(f"{key} is {str(layers)[:40]}", label, f"give 1 to {MOST_LAYERS:,} layers")
     model_type = data.get("model_type")
     if not isinstance(model_type, str):
         raise InputError('no "model_type"', label, "add the model_type that the architecture has in transformers")
@@ -142,6 +163,7 @@ def make_config(data: dict[str, Any], label: str) -> Any:
 def build(config: Any, data: dict[str, Any], label: str) -> nn.Module:
     """The module that the configuration names (its first architecture; else a causal model; else the bare one)."""
     names = data.get("architectures") or []
+    names = [names] if isinstance(names, str) else names
     cls = getattr(transformers, names[0], None) if names and isinstance(names[0], str) else None
     if names and cls is None:
         raise unknown(f"architecture ({label})", str(names[0]), [n for n in dir(transformers) if "For" in n])

@@ -15,8 +15,12 @@ PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "amp", "amp_bf16", "bf16", "fp16"
 LAYOUTS: tuple[str, ...] = ("nchw", "nhwc")
 OPTIMIZERS: tuple[str, ...] = ("sgd", "sgd-plain", "adam", "adamw", "adamw-fused", "rmsprop", "adagrad", "lion")
 
+MOST = 10**9
+MOST_DIMENSIONS = 16
+MOST_MICRO_BATCHES = 128  # each is recorded: what one more adds is plain long before that
+
 _DTYPE_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int": "int64", "long": "int64"}
-_INPUT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|\d+)=(?P<shape>\d+([x,]\d+)*)?(:(?P<dtype>\w+))?")
+_INPUT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+)=(?P<shape>[0-9]+([x,][0-9]+)*)?(:(?P<dtype>[\w.]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,10 @@ class Options:
             least = 0 if name == "context" else 1
             if value is None and name not in ("batch", "accumulate"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} is {value!r}", repair=f"give a whole number ≥ {least}")
+            most = MOST_MICRO_BATCHES if name == "accumulate" else MOST
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                repair = f"give a whole number from {least} to {most:,}"
+                raise InputError(f"{name} is {str(value)[:40]}", repair=repair)
         if self.phase != "train" and (self.accumulate > 1 or self.checkpointing):
             raise InputError(
                 "accumulation and checkpointing apply to training only", repair="add --train (train=True)"
@@ -115,8 +121,12 @@ def parse_inputs(inputs: Any) -> dict[str, InputSpec]:
     for text in [inputs] if isinstance(inputs, str) else inputs:
         match = _INPUT.fullmatch(str(text).replace(" ", ""))
         if match is None:
-            raise InputError(f"{text!r} is not NAME=SHAPE:DTYPE", "--input", "write e.g. --input x=8x3x224x224:float32")
-        shape = tuple(int(n) for n in re.split("[x,]", match["shape"])) if match["shape"] else ()
+            repair = "write e.g. --input x=8x3x224x224:float32"
+            raise InputError(f"{str(text)[:60]!r} is not NAME=SHAPE:DTYPE", "--input", repair)
+        dimensions = re.split("[x,]", match["shape"]) if match["shape"] else []
+        if len(dimensions) > MOST_DIMENSIONS or any(len(n) > 18 for n in dimensions):
+            raise InputError(f"{str(text)[:60]!r} is no sensible shape", "--input", "write e.g. --input x=8x3x224x224")
+        shape = tuple(int(n) for n in dimensions)
         specs[match["name"]] = InputSpec(shape, _dtype(match["dtype"] or "float32", f"--input {match['name']}"))
     return specs
 

@@ -6,18 +6,18 @@ imported only inside them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell import documents
 from foretell.errors import CaptureError, ForetellError, InputError, unknown
 from foretell.graph import Graph
 from foretell.workload import cache
@@ -52,19 +52,29 @@ def resolve(workload: str, options: Options) -> Graph:
     """The graph of a workload string. Raises UnknownNameError, InputError or CaptureError."""
     prefix, separator, name = workload.partition(":")
     if not separator:
-        if workload.endswith(".json") or Path(workload).is_file():
+        if workload.endswith(".json") or _is_file(workload):
             if options != Options():
                 raise InputError("a captured graph takes no settings", workload, "capture the workload anew with them")
             return Graph.from_json(Path(workload))
         raise InputError(
-            f"{workload!r} names no workload",
+            f"{workload[:200]!r} names no workload",
             repair=f"write PREFIX:NAME with a prefix of {', '.join(sources())}, or the path of a captured graph.json",
         )
     if prefix not in _SOURCES:
         raise unknown("workload prefix", prefix, sources())
     if not name:
         raise InputError(f"{workload!r} has no name after the colon", repair=f"write e.g. {_EXAMPLES[prefix]}")
-    return _SOURCES[prefix](name, options)
+    try:
+        return _SOURCES[prefix](name, options)
+    except OverflowError as error:
+        raise InputError(f"sizes beyond 64 bits ({error})", workload, "check batch, lengths and widths") from error
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long, or a null byte
+        return False
 
 
 _EXAMPLES = {
@@ -197,17 +207,21 @@ def _capture_images(
 
     if options.phase not in ("inference", "train"):
         raise InputError(f"{name} has no {options.phase} phase", repair="give --phase inference or train")
+    if options.seq_len is not None or options.context is not None:
+        raise InputError(f"{name} takes images, not tokens", repair="leave --seq-len and --context out")
     inputs: tuple[Any, ...] = (example_tensor((options.batch, *shape), "float32"),)
     kwargs: dict[str, Any] = {}
+    batch = options.batch
     if options.inputs:
         inputs, kwargs = given_inputs(module, options.inputs)
+        batch = given_batch(options)
     return capture_module(
         module,
         inputs,
         kwargs,
         options=options,
         name=name,
-        items={"images": options.batch * options.accumulate},
+        items={"images": batch * options.accumulate},
         provenance={"source": library, "input": "x".join(map(str, shape))},
     )
 
@@ -220,7 +234,10 @@ def given_inputs(module: nn.Module, inputs: Mapping[str, InputSpec]) -> tuple[tu
     from foretell.workload.capture import example_tensor
 
     tensors = {name: example_tensor(spec.shape, spec.dtype) for name, spec in inputs.items()}
-    parameters = inspect.signature(module.forward).parameters
+    try:
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(module.forward).parameters
+    except ValueError:  # a scripted module
+        parameters = {}
     if all(name in parameters for name in tensors):
         return (), tensors
     if len(tensors) == 1 or all(name.isdigit() for name in tensors):
@@ -228,6 +245,15 @@ def given_inputs(module: nn.Module, inputs: Mapping[str, InputSpec]) -> tuple[tu
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return (), tensors
     raise unknown("input", next(name for name in tensors if name not in parameters), parameters)
+
+
+def given_batch(options: Options) -> int:
+    """The batch of the user's ``--input``: its first dimension. Another ``--batch`` beside it is refused."""
+    shape = next(iter((options.inputs or {}).values())).shape
+    batch = shape[0] if shape else 1
+    if options.batch not in (1, batch):
+        raise InputError(f"--batch {options.batch} contradicts an input of {batch}", repair="leave --batch out")
+    return max(1, batch)
 
 
 # --- the user's own ---------------------------------------------------------------------------------------------
@@ -245,7 +271,7 @@ def _py(name: str, options: Options) -> Graph:
         raise InputError("no such file", str(path), "give the path of the Python file that has the factory")
     factory = _load_factory(path, factory_name)
     made = on_meta(factory)
-    module, *examples = made if isinstance(made, tuple) else (made,)
+    module, *examples = made if isinstance(made, tuple) and made else (made,)
     return capture_given(module, tuple(examples), options, name=f"py:{path.name}:{factory_name}")
 
 
@@ -258,7 +284,7 @@ def _load_factory(path: Path, name: str) -> Callable[[], Any]:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(namespace)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(f"{path}: importing it failed: {type(error).__name__}: {error}", "run it by itself first") \
             from error
     finally:
@@ -317,8 +343,8 @@ def _llm(name: str, options: Options) -> Graph:
 
     if options.inputs:
         raise InputError("llm: workloads take no --input", repair="give --batch, --seq-len and --context")
-    if options.layout != "nchw":
-        raise InputError("llm: workloads have no image layout", repair="leave --layout out")
+    if options.layout != "nchw" or options.image_size is not None:
+        raise InputError("llm: workloads take no images", repair="leave --layout and --image-size out")
     config = llm.config(name)
     decode = options.phase == "decode"
     length = options.seq_len or min(2048, (config.context_length or 2048) - decode)
@@ -347,7 +373,7 @@ def on_meta(build: Callable[[], Any]) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from foretell.workload.capture import Uninitialised
+    from foretell.workload.capture import Uninitialised, user_line
 
     with quiet():
         try:
@@ -355,42 +381,31 @@ def on_meta(build: Callable[[], Any]) -> Any:
                 return build()
         except ForetellError:
             raise
-        except Exception as first:
+        except (Exception, SystemExit) as first:
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     return build()
             except ForetellError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 text = " ".join(str(first).split())[:300]
                 raise CaptureError(
-                    f"building the model failed: {type(first).__name__}: {text}",
-                    "build it without loading weights or reading tensor values in the constructor",
+                    f"building the model failed: {type(first).__name__}: {text}{user_line(first)}",
+                    "mend that; models are built without weights: load none, and read no tensor values",
                 ) from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the libraries' warnings while a model is built: nobody asked for their advice."""
-    with warnings.catch_warnings():
+    """While a model is built: no warnings, which nobody asked for, and what it prints kept out of our output."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         yield
 
 
 def load_json_object(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file; InputError says what is wrong and where."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", str(path), f"give the path of a {what}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", str(path), f"give a {what}") from error
+    data = documents.read_json(path, what)
     if not isinstance(data, dict):
         raise InputError("not a JSON object", str(path), f"give a {what}")
     return data
-
-
-def without(options: Options, *names: str) -> Options:
-    """`options` with some settings back at their defaults, for cache keys that they do not change."""
-    defaults = Options()
-    return replace(options, **{name: getattr(defaults, name) for name in names})

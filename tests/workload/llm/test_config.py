@@ -154,7 +154,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ForetellError, match=r"none\.toml"):
         llm.config(str(tmp_path / "none.toml"))
     (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(InputError, match=r"bad\.json: is malformed"):
+    with pytest.raises(InputError, match=r"bad\.json: not JSON"):
         llm.config(str(tmp_path / "bad.json"))
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match="not a JSON object"):

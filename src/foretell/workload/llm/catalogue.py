@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from functools import cache
 from pathlib import Path
 
-from foretell.errors import InputError, UnknownNameError, unknown
+from foretell import documents
+from foretell.errors import InputError, unknown
 from foretell.workload.llm.config import LLMConfig, config_from_mapping
 from foretell.workload.llm.hf import from_hf_config
 
@@ -24,7 +23,7 @@ def config(name: str) -> LLMConfig:
     """A configuration by catalogue name, or from a file: TOML with the fields of `LLMConfig`, or a ``config.json``.
 
     Case does not matter, and ``llm:`` before the name is ignored. Raises UnknownNameError with near names; InputError
-    naming file and key where a file is malformed.
+    naming file and key where a file is missing or malformed.
 
     >>> config("llama-3-8b").parameters
     8030261248
@@ -43,15 +42,9 @@ def _from_catalogue(name: str) -> LLMConfig:
 
 
 def _from_file(path: Path) -> LLMConfig:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UnknownNameError("file", str(path), hint=f"or name one of {len(catalogue())} configurations") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", str(path)) from None
-    try:
-        if path.suffix == ".json":
-            return from_hf_config(json.loads(text), path.parent.name or None, str(path))
-        return config_from_mapping(tomllib.loads(text), path.stem, str(path))
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"is malformed: {error}", str(path)) from None
+    if path.suffix == ".json":
+        data = documents.read_json(path, "config.json")
+        if not isinstance(data, dict):
+            raise InputError("not a JSON object", str(path), "give a config.json")
+        return from_hf_config(data, path.parent.name or None, str(path))
+    return config_from_mapping(documents.read_toml(path, "TOML configuration"), path.stem, str(path))
