@@ -139,30 +139,30 @@ def measure(row: Row) -> dict[str, Any]:
 def _reparametrised(row: Row, request: Options) -> Graph | None:
     """The graph of the network with its parallel branches folded; None where that cannot be built without weights."""
     try:
-        module = on_meta(lambda: _folded(timm_module(row.model, row.image_size).eval()))
+        return _captured(row, request, reparametrised=True)
     except ForetellError:
         return None
-    return _captured(module, row, request)
 
 
 def _in_plain_operations(row: Row, request: Options, reparametrised: bool) -> int:
     """Our count with attention in plain operations, as the tables were made, instead of one fused kernel."""
     with _attention_in_plain_operations():
-        module = on_meta(lambda: timm_module(row.model, row.image_size).eval())
-        return _captured(_folded(module) if reparametrised else module, row, request).macs("fvcore")
+        return _captured(row, request, reparametrised).macs("fvcore")
 
 
-def _captured(module: nn.Module, row: Row, request: Options) -> Graph:
+def _captured(row: Row, request: Options, reparametrised: bool) -> Graph:
     from foretell.workload.capture import capture_module, example_tensor
 
+    module = on_meta(lambda: _built(row, reparametrised))
     image = example_tensor((1, 3, row.image_size, row.image_size), "float32")
     return capture_module(module, (image,), options=request, name=f"timm:{row.model}")
 
 
-def _folded(module: nn.Module) -> nn.Module:
+def _built(row: Row, reparametrised: bool) -> nn.Module:
     from timm.utils.model import reparameterize_model
 
-    return reparameterize_model(module)
+    module = timm_module(row.model, row.image_size).eval()
+    return reparameterize_model(module) if reparametrised else module
 
 
 # --- the same network by fvcore itself --------------------------------------------------------------------------
@@ -210,9 +210,7 @@ def fvcore_counts(row: Row, reparametrised: bool) -> dict[str, Any]:
         if weights_bytes > LARGEST_FVCORE_BYTES:
             return {"error": f"not run: its weights take {weights_bytes / 1e9:.0f} GB"}
         try:
-            module = timm_module(row.model, row.image_size).eval()
-            if reparametrised:
-                module = _folded(module)
+            module = _built(row, reparametrised)
             image = torch.zeros(1, 3, row.image_size, row.image_size)
             analysis = FlopCountAnalysis(module, image)
             analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -280,7 +278,7 @@ def _mac_cause(row: Row, record: dict[str, Any]) -> str:
         ]
         unseen = ", ".join(f"{name} ×{n}" for name, n in sorted(theirs["left_out"].items()))
         reason = f"fvcore has no rule for {unseen}" if unseen else "fvcore's own rules differ"
-        return f"multiply-adds: {reason} ({'; '.join(gaps)})"
+        return f"multiply-adds: {reason} ({'; '.join(gaps) or 'rounding'})"
     if abs(theirs["total"] - ours) <= MAC_TOLERANCE * ours:
         return (
             f"multiply-adds: fvcore run here on timm {importlib.metadata.version('timm')} gives "

@@ -7,7 +7,8 @@ Conventions, said once for the whole package:
   Attention is counted in full, causal or not; `Op.attrs["causal"]` says which, and `Graph.flops(causal="half")`
   counts the part below the diagonal only.
 * ``"fvcore"`` adds what fvcore counts besides, forward only: 2 multiply-adds per element of a batch norm, 5 of a
-  layer or group norm or of a batch norm over its own input's statistics (1 fewer without a scale), resampling and adaptive pooling.
+  layer or group norm or of a batch norm over its own input's statistics (1 fewer without a scale), resampling and
+  adaptive pooling.
 * Bytes are those that cross the memory interface when every operation runs as a kernel of its own.
 
 Nothing here imports torch.
