@@ -69,7 +69,14 @@ def test_phases(tmp_path: Path, model_type: str) -> None:
 
 def test_decode_reads_the_whole_cache(tmp_path: Path) -> None:
     decode = capture(tmp_path, "llama", phase="decode", context=48)
-    cached = sum(s.nbytes for s in decode.storages if s.role == "kv_cache")
+    cached = sum(s.nbytes for s in decode.storages if s.role == "kv_cache" and s.born < 0)
+    grown = sum(s.nbytes for s in decode.storages if s.role == "kv_cache" and s.born >= 0)
+    assert grown * 48 == cached * 49  # the step makes it anew, one token longer
+    memory = foretell.predict(decode, on="h100-sxm").memory
+    assert memory.breakdown["kv_cache"] <= cached + grown
+    assert memory.breakdown["temporaries"] < cached
+    prefill = capture(tmp_path, "llama", phase="prefill")
+    assert sum(s.nbytes for s in prefill.storages if s.role == "kv_cache") == 2 * 2 * 2 * 2 * 32 * 16 * 4
     assert cached == 2 * 2 * 2 * 2 * 48 * 16 * 4  # layers, k and v, batch, kv heads, positions, depth, bytes
     attention = [op for op in decode.ops if op.kind == "attention"]
     assert [op.macs for op in attention] == [2 * 2 * 4 * 49 * 16] * 2

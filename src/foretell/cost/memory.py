@@ -250,6 +250,9 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
         offset = step * count
         if step:
             second = len(events)
+            for index in replaced:  # the cache that a step leaves is the one that the next step finds
+                if storages[index].role == "kv_cache":
+                    emit(index, -1, -1)
             for index in passing:
                 emit(offset + index, storages[index].nbytes, -1)
             for index in replaced:  # gradients of the last step go before the forward pass (``zero_grad``)
@@ -278,7 +281,7 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
                 emit(offset + index, -1, i)
             if step and i == last_forward:  # the caller's variable is bound to the new output: the old one goes
                 for index in replaced:
-                    if storages[index].role != "gradient":
+                    if storages[index].role not in ("gradient", "kv_cache"):
                         emit(index, -1, i)
     return _Steps(storages, events, at, second)
 

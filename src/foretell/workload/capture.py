@@ -186,6 +186,9 @@ class _Step:
 
     def _mark_outputs(self, output: Any) -> tuple[int, ...]:
         ids = []
+        for holder in (self.inputs[1], output if isinstance(output, Mapping) else {}):
+            for tensor in _cache_tensors(holder):  # what the next step will find cached
+                self.recorder.set_role(tensor, "kv_cache")
         for tensor in pytree.tree_leaves(_plain(output)):
             if isinstance(tensor, torch.Tensor):
                 ids.append(self.recorder.index_of(tensor))
