@@ -335,7 +335,11 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
     family: Callable[[int], Graph] = at
     if not workload.startswith("llm:"):  # whose graphs cost next to nothing
         with contextlib.suppress(InputError):  # it does other things at other batches: look at each
-            family = AffineFamily(graph, at(2 * (settings.get("batch") or 1)))
+            line = AffineFamily(graph, at(2 * (settings.get("batch") or 1)))
+            micro_batches = settings.get("accumulate") or 1  # a step's items are those of all of them
+
+            def family(batch: int) -> Graph:
+                return line(batch * micro_batches)
     try:
         return largest_batch(family, device)
     except InfeasibleError:

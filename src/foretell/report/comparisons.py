@@ -76,8 +76,13 @@ def comparison(
     return Group(*lines)
 
 
+# What goes first where not every column fits, and the room the device's name keeps.
+_DISPENSABLE = ("80 % range", "energy", "MFU")
+_LEAST_DEVICE = 10
+
+
 class _Rows:
-    """The table itself: ten columns, which 80 cells just hold."""
+    """The table itself: as many columns as the console holds uncut."""
 
     def __init__(self, estimates: Sequence[Estimate], batches: Mapping[str, int | None]) -> None:
         self.estimates = estimates
@@ -86,33 +91,21 @@ class _Rows:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         gap = 3 if options.max_width >= _WIDE else 1
         noun, number = next(iter(self.estimates[0].items.items()))
+        columns = self._columns(noun, number)
+        width = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+        device = width.pop("device")
+        room = min(device, _LEAST_DEVICE)
+        for name in _DISPENSABLE:  # numbers are never cut: where they do not all fit, columns go
+            if room + sum(w + gap for w in width.values()) <= options.max_width:
+                break
+            width.pop(name)
+        room = max(room, min(device, options.max_width - sum(w + gap for w in width.values())))
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-        table.add_column("device", no_wrap=True, min_width=10)
-        table.add_column("time", justify="right", no_wrap=True)
-        for name in (
-            "80 % range",
-            f"{noun}/s",
-            "memory",
-            "fits ≤" if self.batches else "fits",
-            "MFU",
-            "energy",
-            "cost/M",
-        ):
-            table.add_column(name, justify="right", no_wrap=True)
-        for e in self.estimates:
-            batch = self.batches.get(e.device)
-            fits = {True: "yes", False: "no", None: "?"}[e.memory.fits] if batch is None else f"{batch:,}"
-            row = [
-                e.device,
-                format_time(e.time_s),
-                interval(*e.time_interval_s),
-                rate(e.throughput_per_s),
-                format_bytes(e.memory.peak_bytes),
-                fits,
-                "?" if e.mfu is None else share(e.mfu),
-                "?" if e.energy_j is None else format_energy(e.energy_j),
-                "?" if e.cost_usd is None else format_money(1e6 * e.cost_usd / number),
-            ]
+        table.add_column("device", no_wrap=True, width=room)
+        for name in width:
+            table.add_column(name, justify="right", no_wrap=True, min_width=width[name])
+        rows = zip(*(columns[name] for name in ("device", *width)), strict=True)
+        for e, row in zip(self.estimates, rows, strict=True):
             add_row(table, *row, style=None if e.memory.fits is not False else "dim")
         yield table
         yield Text("")
@@ -120,6 +113,25 @@ class _Rows:
         if self.batches:
             units += "; fits ≤ is the largest batch that fits"
         yield Text(units + ("; ? is unknown" if self._gaps() else ""), style="dim")
+
+    def _columns(self, noun: str, number: int) -> dict[str, list[str]]:
+        estimates = self.estimates
+        word = {True: "yes", False: "no", None: "?"}
+        batches = [self.batches.get(e.device) for e in estimates]
+        return {
+            "device": [e.device for e in estimates],
+            "time": [format_time(e.time_s) for e in estimates],
+            "80 % range": [interval(*e.time_interval_s) for e in estimates],
+            f"{noun}/s": [rate(e.throughput_per_s) for e in estimates],
+            "memory": [format_bytes(e.memory.peak_bytes) for e in estimates],
+            "fits ≤" if self.batches else "fits": [
+                word[e.memory.fits] if batch is None else f"{batch:,}"
+                for e, batch in zip(estimates, batches, strict=True)
+            ],
+            "MFU": ["?" if e.mfu is None else share(e.mfu) for e in estimates],
+            "energy": ["?" if e.energy_j is None else format_energy(e.energy_j) for e in estimates],
+            "cost/M": ["?" if e.cost_usd is None else format_money(1e6 * e.cost_usd / number) for e in estimates],
+        }
 
     def _gaps(self) -> bool:
         return any(None in (e.mfu, e.energy_j, e.cost_usd, e.memory.fits) for e in self.estimates)

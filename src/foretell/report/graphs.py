@@ -152,18 +152,19 @@ class _Ops:
         width = options.max_width
         trains = any(graph.ops[i].phase != "forward" for i in self.order)
         table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= 100 else 1, 0, 0), header_style="bold")
-        table.add_column("#", justify="right", no_wrap=True)
+        # Numbers are never cut: names and shapes give way.
+        table.add_column("#", justify="right", no_wrap=True, min_width=len(str(max(self.order, default=0))))
         table.add_column("op", no_wrap=True)
         if trains:
-            table.add_column("phase", no_wrap=True)
+            table.add_column("phase", no_wrap=True, min_width=8)
         if estimate is None:
             table.add_column("writes", no_wrap=True)
-            table.add_column("FLOP", justify="right", no_wrap=True)
-            table.add_column("bytes", justify="right", no_wrap=True)
+            table.add_column("FLOP", justify="right", no_wrap=True, min_width=6)
+            table.add_column("bytes", justify="right", no_wrap=True, min_width=8)
         else:
-            table.add_column("time", justify="right", no_wrap=True)
-            table.add_column("share", justify="right", no_wrap=True)
-            table.add_column("bound by", no_wrap=True)
+            table.add_column("time", justify="right", no_wrap=True, min_width=7)
+            table.add_column("share", justify="right", no_wrap=True, min_width=5)
+            table.add_column("bound by", no_wrap=True, min_width=8)
         table.add_column("module", no_wrap=True)
         for i in self.order:
             op = graph.ops[i]
