@@ -212,3 +212,23 @@ def test_unknown_multiprocessors_and_l2_are_noted():
     notes = times(p, device=replace(DEVICE, multiprocessors=None, l2_bytes=None)).notes
     assert any("multiprocessors" in n for n in notes)
     assert any("l2" in n for n in notes)
+
+
+def test_convolutions_on_tf32_units_are_told() -> None:
+    from foretell import predict
+    from foretell.graph import Graph, Storage, Tensor, make_op
+
+    tensors = tuple(Tensor(shape, "float32", i) for i, shape in enumerate([(2, 8, 9, 9), (4, 8, 3, 3), (2, 4, 7, 7)]))
+    graph = Graph(
+        name="one convolution",
+        mode="inference",
+        precision="fp32",
+        ops=(make_op("aten.convolution.default", tensors, (0, 1), (2,)),),
+        tensors=tensors,
+        storages=tuple(Storage(t.nbytes, "temporary") for t in tensors),
+        parameters=0,
+        trainable_parameters=0,
+        items={"images": 2},
+    )
+    assert any("TF32" in note for note in predict(graph, on="a100-sxm4-80gb").notes)
+    assert not any("TF32" in note for note in predict(graph, on="t4").notes)  # which has none

@@ -336,6 +336,8 @@ def _peaks(table: OpTable, device: Device, settings: Settings) -> tuple[Floats, 
                 tensor[rows] = rate.unit == "tensor"
                 if rate.note:
                     notes[rate.note] = None
+                elif tf32 and not settings.matmul_tf32 and number_format == "fp32" and rate.unit == "tensor":
+                    notes["fp32 convolutions run on TF32 units, as PyTorch lets cuDNN by default"] = None
     others = ~matrix & (table.macs > 0)
     if others.any():
         peak[others] = vector_rate(device).flops_per_s
