@@ -45,7 +45,7 @@ def test_a_slip_is_met_with_the_name_that_was_meant(
     [
         (("predict", "tim:resnet50", "--on", "t4"), "unknown workload prefix 'tim'; did you mean 'timm'?"),
         (("predict", "resnet50", "--on", "t4"), "names no workload"),
-        (("predict", "missing/graph.json", "--on", "t4"), "missing/graph.json: cannot be read"),
+        (("predict", "missing/graph.json", "--on", "t4"), "missing/graph.json: no such file"),
         (("predict", "py:missing.py:make", "--on", "t4"), "missing.py"),
         (("predict", "llm:gpt2", "--on", "t4,,l4"), "--on: 't4,,l4' has an empty name"),
         (("predict", "llm:gpt2", "--on", "t4", "--batch", "0"), "batch is 0"),
