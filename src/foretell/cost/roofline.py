@@ -196,12 +196,16 @@ class Roofline:
         )
         result: Floats = by_kind[table.kind]
         result[convolution & last] = constant["compute.convolution.channels_last"]
-        grouped = convolution & (table.gemm_batch > 1)
+        grouped = convolution & (table.gemm_batch > 1) & ~depthwise
         result[grouped & ~last] *= constant["compute.grouped"]
         result[grouped & last] *= constant["compute.grouped.channels_last"]
         result[depthwise & ~last] = constant["compute.depthwise"]
         result[depthwise & last] = constant["compute.depthwise.channels_last"]
-        result[convolution & backward & ~depthwise] *= constant["compute.convolution.backward"]
+        dense = convolution & backward & (table.gemm_batch == 1)
+        result[dense & ~last] *= constant["compute.convolution.backward"]
+        result[dense & last] *= constant["compute.convolution.backward.channels_last"]
+        result[grouped & backward & ~last] *= constant["compute.grouped.backward"]
+        result[grouped & backward & last] *= constant["compute.grouped.backward.channels_last"]
         result[depthwise & backward] *= constant["compute.depthwise.backward"]
         result[attention & backward] *= constant["compute.attention.backward"]
         return result
