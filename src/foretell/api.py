@@ -54,12 +54,13 @@ def predict(
     `on` is a device name, a `Device`, or several (``"t4,l4"`` or a list), which give a list of estimates.
     `runtime` is ``eager`` or ``compiled``, `model` a name of `foretell.cost.models`; the rest goes to `capture`.
     """
-    from foretell.cost import estimate
+    from foretell.cost import estimate, lower
     from foretell.hardware import device
 
     several = not isinstance(on, (str, Device)) or (isinstance(on, str) and "," in on)
     names = on.split(",") if isinstance(on, str) else [on] if isinstance(on, Device) else list(on)
     devices = [name if isinstance(name, Device) else device(name.strip()) for name in names]
     graph = capture(workload, *example_inputs, **settings)
-    estimates = [estimate(graph, d, runtime=runtime, model=model) for d in devices]
+    program = lower(graph, runtime)  # once for all devices
+    estimates = [estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
     return estimates if several else estimates[0]
