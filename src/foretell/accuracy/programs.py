@@ -228,7 +228,9 @@ def _key(workload: str, options: Mapping[str, Any]) -> str:
 
 @cache
 def _lowering() -> str:
-    """Changes when the code that lowers graphs does."""
+    """Changes when the code that tabulates and lowers graphs does."""
     from foretell.cost import program
+    from foretell.graph import table
 
-    return hashlib.sha256(Path(program.__file__).read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    code = b"".join(Path(str(file)).read_bytes() for file in (table.__file__, program.__file__, __file__))
+    return hashlib.sha256(code).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -28,6 +29,8 @@ class OpTable:
     `gemm_*` are the (implicit) matrix product, 0 where there is none; for a convolution `gemm_batch` is its groups.
     `elements` are the elements of the largest output (or input, for a reduction); `kernel_area` is a convolution's
     window (0 otherwise), `channels_last` is 1 where the first operand is stored so.
+    `stride` and `dilation` are products over a convolution's spatial dimensions (0 otherwise). `reduced` is how many
+    elements each row of a reduction, softmax or normalisation goes over (0 otherwise).
     `operands` counts tensors in and out (a fused optimiser step has hundreds).
     """
 
@@ -48,6 +51,9 @@ class OpTable:
     kernel_area: Floats
     channels_last: npt.NDArray[np.bool_]
     causal: npt.NDArray[np.bool_]
+    stride: Floats
+    dilation: Floats
+    reduced: Floats
     operands: Floats
     repeat: Floats
 
@@ -57,7 +63,7 @@ class OpTable:
     @staticmethod
     def from_ops(ops: Sequence[Op], tensors: Sequence[Tensor]) -> OpTable:
         """Columns of `ops`, whose tensor indices point into `tensors`."""
-        numbers = np.empty((11, len(ops)))
+        numbers = np.empty((14, len(ops)))
         for i, op in enumerate(ops):
             gemm = op.gemm or (0, 0, 0, 0)
             largest = max((tensors[t].elements for t in (*op.outputs, *op.inputs[:1])), default=0)
@@ -75,6 +81,8 @@ class OpTable:
                 largest,
                 *gemm,
                 area,
+                *_steps(op),
+                _reduced(op, tensors),
                 len(op.inputs) + len(op.outputs),
             )
         return OpTable(
@@ -97,7 +105,10 @@ class OpTable:
                 [bool(op.inputs) and tensors[op.inputs[0]].layout == "channels_last" for op in ops], dtype=np.bool_
             ),
             causal=np.array([bool(op.attrs.get("causal")) for op in ops], dtype=np.bool_),
-            operands=numbers[10],
+            stride=numbers[10],
+            dilation=numbers[11],
+            reduced=numbers[12],
+            operands=numbers[13],
             repeat=np.array([op.repeat for op in ops], dtype=np.float64),
         )
 
@@ -107,3 +118,22 @@ class OpTable:
         return OpTable(
             **{f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(OpTable)}
         )
+
+
+def _steps(op: Op) -> tuple[int, int]:
+    """Products of a convolution's strides and dilations; zeros for anything else."""
+    if op.kind != "convolution":
+        return 0, 0
+    return math.prod(op.attrs.get("stride", (1,))), math.prod(op.attrs.get("dilation", (1,)))
+
+
+def _reduced(op: Op, tensors: Sequence[Tensor]) -> float:
+    """Elements one row of a reduction, softmax or normalisation goes over; 0 for anything else."""
+    if op.kind not in ("reduction", "softmax", "normalization", "loss") or not op.inputs or not op.outputs:
+        return 0.0
+    source = tensors[op.inputs[0]]
+    if op.kind == "softmax":
+        return source.shape[op.attrs.get("dim", -1)] if source.shape else 1
+    # A norm puts out its statistics, one a row, after its result.
+    rows = tensors[op.outputs[1 if op.kind == "normalization" and len(op.outputs) > 1 else 0]].elements
+    return source.elements / rows if rows else 0.0  # a norm that is told its statistics takes none
