@@ -17,6 +17,8 @@ KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 DTYPE_CODE = {dtype: code for code, dtype in enumerate(DTYPES)}
 PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
+_REDUCED = frozenset({"reduction", "softmax", "normalization", "loss", "pooling", "resample"})
+
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int16]
 
@@ -30,7 +32,8 @@ class OpTable:
     `elements` are the elements of the largest output (or input, for a reduction); `kernel_area` is a convolution's
     window (0 otherwise), `channels_last` is 1 where the first operand is stored so.
     `stride` and `dilation` are products over a convolution's spatial dimensions (0 otherwise). `reduced` is how many
-    elements each row of a reduction, softmax or normalisation goes over (0 otherwise).
+    elements each row of a reduction, softmax or normalisation goes over, a pooling's window, or the planes (batch ·
+    channels) of a resampling; 0 for the rest.
     `operands` counts tensors in and out (a fused optimiser step has hundreds).
     """
 
@@ -128,12 +131,16 @@ def _steps(op: Op) -> tuple[int, int]:
 
 
 def _reduced(op: Op, tensors: Sequence[Tensor]) -> float:
-    """Elements one row of a reduction, softmax or normalisation goes over; 0 for anything else."""
-    if op.kind not in ("reduction", "softmax", "normalization", "loss") or not op.inputs or not op.outputs:
+    """Elements one row of a reduction, softmax or normalisation goes over, and what stands for them elsewhere."""
+    if op.kind not in _REDUCED or not op.inputs or not op.outputs:
         return 0.0
-    source = tensors[op.inputs[0]]
+    source, result = tensors[op.inputs[0]], tensors[op.outputs[0]]
     if op.kind == "softmax":
         return source.shape[op.attrs.get("dim", -1)] if source.shape else 1
-    # A norm puts out its statistics, one a row, after its result.
-    rows = tensors[op.outputs[1 if op.kind == "normalization" and len(op.outputs) > 1 else 0]].elements
-    return source.elements / rows if rows else 0.0  # a norm that is told its statistics takes none
+    if op.kind == "resample":
+        return math.prod(source.shape[:2])
+    if op.kind == "pooling" and "window" in op.attrs:
+        return math.prod(op.attrs["window"])
+    # A norm puts out its statistics, one a row, after its result; one that is told them takes none.
+    rows = tensors[op.outputs[1]] if op.kind == "normalization" and len(op.outputs) > 1 else result
+    return max(source.elements, result.elements) / rows.elements if rows.elements else 0.0
