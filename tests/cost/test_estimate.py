@@ -216,7 +216,7 @@ def test_every_model_keeps_the_contract(name):
     assert (t.ideal_s <= t.busy_s * (1 + 1e-9)).all()
     step = model.step(program, t, setting)
     assert step.time_s >= t.busy_s.sum() * (1 - 1e-9)
-    low, high, basis = model.interval(program, step, CARD, setting)
+    low, high, basis = model.interval(program, t, step, CARD, setting)
     assert 0 < low < 1 < high
     assert basis
     assert all(len(line) <= 80 for row in range(len(program)) for line in model.formula(program, t, row, CARD))

@@ -159,8 +159,9 @@ def predict(row: Row, device: Device, runtime: str, model: str, store: Store) ->
             return Prediction(row, programs.family, error="the table measured a network of another parameter count")
         program = programs.at(row.batch, runtime)
         settings = programs.settings[runtime]
-        step = predictor.step(program, predictor.op_times(program, device, settings), settings)
-        low, high, _ = predictor.interval(program, step, device, settings)
+        times = predictor.op_times(program, device, settings)
+        step = predictor.step(program, times, settings)
+        low, high, _ = predictor.interval(program, times, step, device, settings)
     except ForetellError as error:
         return Prediction(row, error=str(error).splitlines()[0][:200])
     return Prediction(row, programs.family, step.time_s, step.time_s * low, step.time_s * high)

@@ -93,7 +93,9 @@ class CostModel(Protocol):
     def step(self, program: Program, times: OpTimes, settings: Settings) -> Step:
         """How those times add up to a step."""
 
-    def interval(self, program: Program, step: Step, device: Device, settings: Settings) -> tuple[float, float, str]:
+    def interval(
+        self, program: Program, times: OpTimes, step: Step, device: Device, settings: Settings
+    ) -> tuple[float, float, str]:
         """Factors (low, high) around a predicted step time that hold 80 % of measurements, and what they rest on."""
 
     def formula(self, program: Program, times: OpTimes, row: int, device: Device) -> list[str]:

@@ -57,7 +57,7 @@ def estimate(
         )
     )
     time_s = sum(breakdown.values())
-    low, high, basis = predictor.interval(program, step, device, settings)
+    low, high, basis = predictor.interval(program, times, step, device, settings)
     energy, energy_notes = energy_of(device, times, step, repeat)
     op_time = limit + launch
     ideal = float((times.ideal_s * repeat).sum())

@@ -258,7 +258,9 @@ class Roofline:
         """Ops one after another, the host running ahead."""
         return schedule(times, program.table.repeat)
 
-    def interval(self, program: Program, step: Step, device: Device, settings: Settings) -> tuple[float, float, str]:
+    def interval(
+        self, program: Program, times: OpTimes, step: Step, device: Device, settings: Settings
+    ) -> tuple[float, float, str]:
         """Quantiles of held-out residuals of the calibration, and of hosts where the device waits for the host."""
         intervals, provenance = self.calibration.intervals, self.calibration.provenance
         condition = f"{settings.mode}.{settings.runtime}"
