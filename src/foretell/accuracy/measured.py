@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from foretell.accuracy.programs import Programs
+from foretell.accuracy.slices import Row, Slice
 from foretell.cost.model import CostModel, OpTimes, Settings
 from foretell.cost.program import Program
+from foretell.errors import ForetellError
+from foretell.graph import OpTable
+from foretell.hardware import device as find_device
 from foretell.hardware.device import Device
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +30,7 @@ class Measured:
     A table of single operators has ``starts = arange(n)``. `group` names what is held out together (a family, a
     shape). `issued` says how the measured work reached the device: ``graph`` (replayed, nothing waits for the host),
     ``step`` (one op after another by a host) or ``call`` (one call between two events, launch gap included).
-    `source` is the file it was read from.
+    `source` is the file it was read from, `label` what exactly each measurement was of, where that is worth a name.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Measured:
     group: npt.NDArray[np.object_]
     issued: str
     source: str
+    label: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if self.issued not in ISSUED:
@@ -46,9 +53,36 @@ class Measured:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def single(self) -> bool:
+        """Whether every measurement is of one operation."""
+        return len(self.starts) == len(self.program)
+
+    def op_times(self, model: CostModel) -> OpTimes:
+        """What `model` says of every operation."""
+        from foretell.cost.learned import Learned
+
+        if isinstance(model, Learned):  # looks at whole steps, so it must know where each begins
+            if self.single:
+                return model.operator_times(self.program, self.device, self.settings)
+            return model.step_times(self.program, self.device, self.settings, self.starts)
+        return model.op_times(self.program, self.device, self.settings)
+
     def times(self, model: CostModel) -> Floats:
         """Seconds `model` predicts for each measurement."""
-        return self.added(model.op_times(self.program, self.device, self.settings))
+        return self.added(self.op_times(model))
+
+    def predict(self, model: CostModel) -> tuple[Floats, Floats, Floats]:
+        """Seconds `model` predicts for each measurement, and the ends of its 80 % interval."""
+        times = self.op_times(model)
+        seconds = self.added(times)
+        ends = [times.details.get(f"interval_{end}") for end in ("low", "high")]
+        if ends[0] is not None and ends[1] is not None:
+            low, high = (end[self.starts] for end in ends if end is not None)
+        else:
+            step = model.step(self.program, times, self.settings)
+            low, high, _ = model.interval(self.program, times, step, self.device, self.settings)
+        return seconds, seconds * low, seconds * high
 
     def added(self, times: OpTimes) -> Floats:
         """Seconds of each measurement, given those of its operations."""
@@ -58,3 +92,61 @@ class Measured:
             return busy
         host = np.add.reduceat(times.host_s * repeat, self.starts)
         return np.maximum(busy, host)
+
+
+_OWN = ("kernels", "issues", "group", "strided")  # columns of a program beside its table
+
+
+def compact(program: Program) -> Program:
+    """Equal ops once, with how often in `repeat`; their order is lost, which sums over a step do not need."""
+    table = program.table
+    names = [f for f in table.__slots__ if f not in ("name", "module", "repeat")]
+    columns = [np.asarray(getattr(table, f), dtype=np.float64) for f in names]
+    columns += [program.kernels, program.issues, program.strided.astype(np.float64)]
+    codes: dict[str, int] = {}
+    columns.append(np.array([codes.setdefault(n, len(codes)) for n in table.name], dtype=np.float64))
+    _, first, inverse = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
+    repeat = np.bincount(inverse.ravel(), weights=table.repeat)
+    picked = {f: getattr(table, f)[first] for f in table.__slots__ if f != "repeat"}
+    own = {f: getattr(program, f)[first] for f in _OWN}
+    return replace(Program.of(OpTable(repeat=repeat, **picked)), runtime=program.runtime, **own)
+
+
+def joined(parts: Iterable[Program], runtime: str) -> tuple[Program, Ints]:
+    """Programs one after another as one, and the row each begins at."""
+    parts = list(parts)
+    own = {f: np.concatenate([getattr(p, f) for p in parts]) for f in _OWN}
+    program = replace(Program.of(OpTable.concatenate([p.table for p in parts])), runtime=runtime, **own)
+    return program, np.concatenate([[0], np.cumsum([len(p) for p in parts])[:-1]]).astype(np.int64)
+
+
+def measured(entry: Slice, rows: Iterable[Row], get: Callable[[Row], Programs]) -> Measured | None:
+    """Rows of a slice of whole steps; those whose capture fails, or is of another network, are left out."""
+    parts, kept, families = [], [], []
+    settings = None
+    for row in rows:
+        try:
+            programs = get(row)
+            if row.parameters and not row.parameters[0] <= programs.parameters <= row.parameters[1]:
+                continue
+            parts.append(compact(programs.at(row.batch, entry.runtime)))
+        except ForetellError:
+            continue
+        kept.append(row)
+        families.append(programs.family)
+        settings = programs.settings[entry.runtime]
+    if settings is None:
+        return None
+    program, starts = joined(parts, entry.runtime)
+    return Measured(
+        name=entry.name,
+        device=find_device(entry.device),
+        settings=settings,
+        program=program,
+        starts=starts,
+        measured_s=np.array([row.measured_s for row in kept]),
+        group=np.array(families, dtype=object),
+        issued="step",
+        source=entry.files[0],
+        label=tuple(row.workload for row in kept),
+    )

@@ -1,6 +1,6 @@
-"""Fit the constants of the roofline model to timm's inference and training tables, and hold families and GPUs out.
+"""Fit the constants of the roofline or kernel model to timm's tables, and hold families and GPUs out.
 
-    python benchmarks/calibrate_roofline.py --data ../shared/data [--write]
+    python benchmarks/calibrate_networks.py --data ../shared/data [--model kernel] [--write]
 
 The constants are global: no model, GPU or family has any of its own. The fit minimises a robust square of
 log(predicted / measured) over whole steps, each slice weighing the same, drawn towards the starting values. It prints
@@ -15,29 +15,26 @@ import datetime
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 import foretell
+from foretell.accuracy.measured import Measured, measured
 from foretell.accuracy.programs import Programs, Store
 from foretell.accuracy.runner import home, sample_names
 from foretell.accuracy.slices import Row, data_folder, slices
 from foretell.cost.calibration import SCHEMA, Calibration, load
-from foretell.cost.model import Settings
-from foretell.cost.program import Program
+from foretell.cost.kernel import Kernel
+from foretell.cost.model import CostModel, models
 from foretell.cost.roofline import Roofline
-from foretell.errors import ForetellError
-from foretell.graph import OpTable
-from foretell.hardware import device as find_device
-from foretell.hardware.device import Device
 
 FOLDS = 5
 FULL_SLICE = 60  # rows from which a slice weighs in full
 HUBER = 0.15  # residuals beyond this weigh linearly
 PRIOR = 0.02  # of a constant's free parameter: weak, but it holds those that few rows tell of
-OWN = ("kernels", "issues", "group", "strided")  # columns of a program beside its table
 
 # Where the fit starts, and what it is drawn to: round figures typical of vendor libraries on tensor-core GPUs.
 # Constants not named here are not fitted, as these tables cannot tell them.
@@ -93,77 +90,23 @@ START = {
     "memory.other": 0.5,
     "memory.l2_fraction": 0.5,
     "memory.l2_speedup": 2.5,
+    "compute.depthwise.general": 0.7,
+    "latency.plane": 2.5e-07,
     "launch.kernel": 2.5e-06,
     "power.compute": 0.8,
     "power.memory": 0.2,
 }
 
 
-@dataclass(frozen=True)
-class Sample:
-    """All rows of one slice as one table: rows `starts[i]`…`starts[i+1]` belong to measurement i."""
-
-    name: str
-    device: Device
-    settings: Settings
-    program: Program
-    starts: np.ndarray
-    measured: np.ndarray
-    family: np.ndarray
-    workload: list[str]
+MODELS: dict[str, Callable[[Calibration], CostModel]] = {
+    "roofline": Roofline,
+    "kernel": lambda calibration: replace(cast(Kernel, models()["kernel"]), calibration=calibration),
+}
 
 
-def compact(program: Program) -> Program:
-    """Equal ops once, with how often in `repeat`; order is lost, which the sum over a large batch does not need."""
-    table = program.table
-    names = [f for f in table.__slots__ if f not in ("name", "module", "repeat")]
-    columns = [np.asarray(getattr(table, f), dtype=np.float64) for f in names]
-    columns += [program.kernels, program.issues, program.strided.astype(float)]
-    codes: dict[str, int] = {}
-    columns.append(np.array([codes.setdefault(n, len(codes)) for n in table.name], dtype=float))
-    _, first, inverse = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-    repeat = np.bincount(inverse.ravel(), weights=table.repeat)
-    picked = {f: getattr(table, f)[first] for f in table.__slots__ if f != "repeat"}
-    own = {f: getattr(program, f)[first] for f in OWN}
-    return replace(Program.of(OpTable(repeat=repeat, **picked)), runtime=program.runtime, **own)
-
-
-def gather(name: str, rows: Sequence[Row], get: Callable[[Row], Programs]) -> Sample | None:
-    """The slice's rows as one table; rows whose capture fails are left out."""
-    entry = slices()[name]
-    parts, kept, families = [], [], []
-    settings = None
-    for row in rows:
-        try:
-            programs = get(row)
-            if row.parameters and not row.parameters[0] <= programs.parameters <= row.parameters[1]:
-                continue  # the table measured another network
-            parts.append(compact(programs.at(row.batch, entry.runtime)))
-        except ForetellError:
-            continue
-        kept.append(row)
-        families.append(programs.family)
-        settings = programs.settings[entry.runtime]
-    if not kept or settings is None:
-        return None
-    own = {f: np.concatenate([getattr(p, f) for p in parts]) for f in OWN}
-    joined = replace(Program.of(OpTable.concatenate([p.table for p in parts])), runtime=entry.runtime, **own)
-    starts = np.concatenate([[0], np.cumsum([len(p) for p in parts])[:-1]])
-    return Sample(
-        name,
-        find_device(entry.device),
-        settings,
-        joined,
-        starts,
-        np.array([row.measured_s for row in kept]),
-        np.array(families),
-        [row.workload for row in kept],
-    )
-
-
-def predict(sample: Sample, calibration: Calibration) -> np.ndarray:
+def predict(sample: Measured, calibration: Calibration) -> np.ndarray:
     """Step times of the sample's measurements: device time alone, as the host is far ahead at these batches."""
-    times = Roofline(calibration).op_times(sample.program, sample.device, sample.settings)
+    times = sample.op_times(MODELS[calibration.model](calibration))
     return np.add.reduceat(times.busy_s * sample.program.table.repeat, sample.starts)
 
 
@@ -197,11 +140,11 @@ class Problem:
     """Constants against measurements: robust squares of log(predicted / measured), each slice weighing the same, with a
     Gaussian prior around `start`."""
 
-    def __init__(self, samples: Sequence[Sample], start: Calibration, names: Sequence[str]) -> None:
+    def __init__(self, samples: Sequence[Measured], start: Calibration, names: Sequence[str]) -> None:
         self.samples, self.start, self.names = samples, start, names
         self.origin = np.array([to_free(n, start[n]) for n in names])
-        self.slice_of = np.concatenate([np.full(len(s.measured), i) for i, s in enumerate(samples)])
-        self.family = np.concatenate([s.family for s in samples])
+        self.slice_of = np.concatenate([np.full(len(s), i) for i, s in enumerate(samples)])
+        self.family = np.concatenate([s.group for s in samples])
 
     def calibration(self, free: np.ndarray) -> Calibration:
         """The constants of these parameters."""
@@ -210,7 +153,7 @@ class Problem:
     def residuals(self, free: np.ndarray) -> np.ndarray:
         """log(predicted / measured) of every row."""
         calibration = self.calibration(free)
-        return np.concatenate([np.log(predict(s, calibration) / s.measured) for s in self.samples])
+        return np.concatenate([np.log(predict(s, calibration) / s.measured_s) for s in self.samples])
 
     def jacobian(self, free: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Its derivatives, by forward differences."""
@@ -289,29 +232,39 @@ def fold_of(family: str) -> int:
 Residuals = dict[str, np.ndarray]  # by slice: log(measured / predicted)
 
 
-def residuals_of(samples: Sequence[Sample], calibration: Calibration) -> Residuals:
+def residuals_of(samples: Sequence[Measured], calibration: Calibration) -> Residuals:
     """What the constants leave unexplained."""
-    return {s.name: np.log(s.measured / predict(s, calibration)) for s in samples}
+    return {s.name: np.log(s.measured_s / predict(s, calibration)) for s in samples}
 
 
-def by_family(problem: Problem, solution: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Residuals:
-    """Each family predicted by constants fitted without it, on any slice."""
+def without_families(problem: Problem, solution: tuple[np.ndarray, np.ndarray, np.ndarray]) -> dict[str, Calibration]:
+    """For each fold of families, the constants fitted without it, on any slice."""
     fold = np.array([fold_of(f) for f in problem.family])
-    held = np.empty(len(fold))
-    for k in range(FOLDS):
-        left = residuals_of(problem.samples, refit(problem, *solution, fold != k))
-        held[fold == k] = np.concatenate(list(left.values()))[fold == k]
-    return {s.name: held[problem.slice_of == i] for i, s in enumerate(problem.samples)}
+    return {str(k): refit(problem, *solution, fold != k) for k in range(FOLDS)}
 
 
-def by_gpu(samples: Sequence[Sample], start: Calibration, names: Sequence[str], rounds: int) -> Residuals:
-    """Each GPU predicted by constants fitted anew on the others."""
-    held: Residuals = {}
+def without_gpus(
+    samples: Sequence[Measured], start: Calibration, names: Sequence[str], rounds: int
+) -> dict[str, Calibration]:
+    """For each GPU, the constants fitted anew on the others."""
+    held = {}
     for gpu in dict.fromkeys(s.device.name for s in samples):
         problem = Problem([s for s in samples if s.device.name != gpu], start, names)
-        free, _, _ = fit(problem, rounds)
-        held |= residuals_of([s for s in samples if s.device.name == gpu], problem.calibration(free))
+        held[gpu] = problem.calibration(fit(problem, rounds)[0])
     return held
+
+
+def by_family(samples: Sequence[Measured], without: dict[str, Calibration]) -> Residuals:
+    """Each family predicted by constants fitted without it."""
+    left = {fold: residuals_of(samples, calibration) for fold, calibration in without.items()}
+    return {
+        s.name: np.array([left[str(fold_of(family))][s.name][i] for i, family in enumerate(s.group)]) for s in samples
+    }
+
+
+def by_gpu(samples: Sequence[Measured], without: dict[str, Calibration]) -> Residuals:
+    """Each GPU predicted by constants fitted without it."""
+    return {s.name: residuals_of([s], without[s.device.name])[s.name] for s in samples}
 
 
 def show(title: str, residuals: Residuals) -> None:
@@ -331,7 +284,7 @@ def show(title: str, residuals: Residuals) -> None:
     )
 
 
-def quantiles(samples: Sequence[Sample], residuals: Residuals, suffix: str) -> dict[str, list[float]]:
+def quantiles(samples: Sequence[Measured], residuals: Residuals, suffix: str) -> dict[str, list[float]]:
     """The factors between which 80 % of measured / predicted lie, by mode and runtime."""
     pooled: dict[str, list[np.ndarray]] = {}
     for s in samples:
@@ -343,17 +296,22 @@ def quantiles(samples: Sequence[Sample], residuals: Residuals, suffix: str) -> d
     return result
 
 
-def calibrate(samples: Sequence[Sample], start: Calibration, rounds: int = 6) -> dict[str, object]:
-    """Fit, hold out, print; the calibration as the data of its file."""
-    start, names = start.replace(START), list(START)
+def calibrate(
+    samples: Sequence[Measured], start: Calibration, rounds: int = 6
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Fit, hold out, print; the calibration as the data of its file, and the constants of every hold-out."""
+    names = [name for name in START if name in start.constants]
+    start = start.replace({name: START[name] for name in names})
     problem = Problem(samples, start, names)
     solution = fit(problem, rounds)
     fitted = problem.calibration(solution[0])
     show("in the sample", residuals_of(samples, fitted))
-    families = by_family(problem, solution)
+    without = without_families(problem, solution)
+    families = by_family(samples, without)
     show("by family (held out)", families)
     inference = [s for s in samples if s.settings.mode == "inference"]
-    gpus = by_gpu(inference, start, names, max(2, rounds - 2))
+    without_gpu = without_gpus(inference, start, names, max(2, rounds - 2))
+    gpus = by_gpu(inference, without_gpu)
     show("by GPU (one held out)", gpus)
     seen = quantiles(samples, families, "")
     between = quantiles(inference, gpus, "")
@@ -367,9 +325,13 @@ def calibrate(samples: Sequence[Sample], start: Calibration, rounds: int = 6) ->
         ]
     # Language models, say, were not measured: at least a factor of two each way.
     widest = [min(0.5, *(low for low, _ in unseen.values())), max(2.0, *(high for _, high in unseen.values()))]
-    return {
+    held_out = {
+        "family": {fold: dict(c.constants) for fold, c in without.items()},
+        "gpu": {gpu: dict(c.constants) for gpu, c in without_gpu.items()},
+    }
+    data = {
         "schema": SCHEMA,
-        "model": "roofline",
+        "model": start.model,
         "constants": {name: float(f"{value:.4g}") for name, value in fitted.constants.items()},
         "intervals": {
             "default": [round(w, 3) for w in widest],
@@ -381,12 +343,12 @@ def calibrate(samples: Sequence[Sample], start: Calibration, rounds: int = 6) ->
             "source": "huggingface/pytorch-image-models, results/benchmark-*.csv (whole-model step times)",
             "licence": "Apache-2.0",
             "slices": [s.name for s in samples],
-            "rows": int(sum(len(s.measured) for s in samples)),
-            "workloads": len({w for s in samples for w in s.workload}),
+            "rows": int(sum(len(s) for s in samples)),
+            "workloads": len({w for s in samples for w in s.label}),
             "architectures": sorted({s.device.compute_capability or "" for s in samples}),
             "date": datetime.date.today().isoformat(),
             "versions": {"foretell": foretell.__version__, "numpy": np.__version__},
-            "method": "benchmarks/calibrate_roofline.py: one set of constants for all GPUs and networks; intervals are "
+            "method": "benchmarks/calibrate_networks.py: one set of constants for all GPUs and networks; intervals are "
             "10 and 90 % quantiles of measured / predicted, families held out (seen) or GPUs held out (unseen)",
             "host": "constants and interval by eye from launch-bound rows of ScalingIntelligence/KernelBench's level 3 "
             "(MIT): ResNet18, ResNet101, EfficientNetB0 and MobileNetV2 take 2.2 times as long on the slowest of its "
@@ -397,6 +359,7 @@ def calibrate(samples: Sequence[Sample], start: Calibration, rounds: int = 6) ->
             "(Apache-2.0) for 8.0, 8.9, 9.0, 10.0 and 12.0, and from TDP and clocks for 7.0, 7.5 and 8.6",
         },
     }
+    return data, held_out
 
 
 def main() -> None:
@@ -406,6 +369,8 @@ def main() -> None:
     parser.add_argument("--cache-dir", type=Path, default=None, help="where captures are kept")
     parser.add_argument("--limit", type=int, default=250, help="workloads to fit on (a sample by hash)")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--model", choices=tuple(MODELS), default="roofline", help="whose constants")
+    parser.add_argument("--held-out", type=Path, metavar="FILE", help="keep the constants of every hold-out here")
     parser.add_argument("--write", action="store_true", help="replace the shipped calibration")
     arguments = parser.parse_args()
     folder = data_folder(arguments.data)
@@ -417,11 +382,14 @@ def main() -> None:
     def get(row: Row) -> Programs:
         return store.get(row.workload, **row.options)
 
-    samples = [gather(entry.name, [row for row in rows[entry.name] if row.workload in kept], get) for entry in present]
-    data = calibrate([s for s in samples if s is not None], load("roofline"), arguments.rounds)
+    samples = [measured(entry, [row for row in rows[entry.name] if row.workload in kept], get) for entry in present]
+    data, held_out = calibrate([s for s in samples if s is not None], load(arguments.model), arguments.rounds)
+    if arguments.held_out:
+        arguments.held_out.write_text(json.dumps(held_out), encoding="utf-8")
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     if arguments.write:
-        (Path(foretell.__file__).parent / "cost" / "calibrations" / "roofline.json").write_text(text, encoding="utf-8")
+        folder = Path(foretell.__file__).parent / "cost" / "calibrations"
+        (folder / f"{arguments.model}.json").write_text(text, encoding="utf-8")
     else:
         print(text)
 
