@@ -34,11 +34,11 @@ Strings = npt.NDArray[np.str_]
 Floats = npt.NDArray[np.float64]
 
 #: The dispatcher's name of the product and the element type, by the table's `gemm_dtype`. The last part of a
-#: ``quantized_mm`` says what shares a scale: a whole tensor or token, 128 values, 16 values.
+#: ``quantized_mm`` says what shares a scale: a whole tensor, a token, 128 values, 16 values.
 GEMM_FORMATS: dict[str, tuple[str, str]] = {
     "bfloat16": ("aten.mm.default", "bfloat16"),
     "float16": ("aten.mm.default", "float16"),
-    "fp8": ("foretell.quantized_mm.tensor", "float8_e4m3fn"),
+    "fp8": ("foretell.quantized_mm.token", "float8_e4m3fn"),
     "fp8_block": ("foretell.quantized_mm.block", "float8_e4m3fn"),
     "nvfp4": ("foretell.quantized_mm.nvfp4", "float4_e2m1fn_x2"),
 }
@@ -51,6 +51,7 @@ _WEIGHT_BYTES = {
     "nvfp4": 0.5 + 1 / 16,
 }
 _KV_BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
+_PER_TENSOR = "foretell.quantized_mm.tensor"  # what vLLM's fp8 is up to 0.14, by the time its activations take
 _ATTENTION = ("context_attention", "generation_attention", "encoder_attention")
 _TABLES = ("gemm", *_ATTENTION)
 _LONGEST_S = 60.0  # a longer call is a wrong unit
@@ -148,6 +149,8 @@ def _gemm(columns: _Columns, table: str) -> tuple[Strings, _Rows]:
 
     def rows_of(number_format: str, rows: npt.NDArray[np.int64]) -> tuple[OpTable, npt.NDArray[np.object_]]:
         name, dtype = GEMM_FORMATS[number_format]
+        if number_format == "fp8" and _version(columns) < (0, 15):
+            name = _PER_TENSOR
         mr, nr, kr = m[rows], n[rows], k[rows]
         ops = op_table(
             name,
@@ -165,6 +168,16 @@ def _gemm(columns: _Columns, table: str) -> tuple[Strings, _Rows]:
         return ops, _labels(nr, kr)
 
     return formats, rows_of
+
+
+def _version(columns: _Columns) -> tuple[int, ...]:
+    """(0, 14) for vLLM 0.14.0; other frameworks count as new."""
+    if columns["framework"][0].lower() != "vllm":
+        return (1, 0)
+    try:
+        return tuple(int(part) for part in columns["version"][0].split(".")[:2])
+    except ValueError:
+        return (1, 0)
 
 
 def _attention(columns: _Columns, table: str) -> tuple[Strings, _Rows]:
