@@ -67,3 +67,21 @@ def test_a_missing_data_folder_says_how_to_name_one(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="FORETELL_DATA"):
         data_folder()
     assert data_folder(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"model,infer_step_time,infer_batch_size,infer_img_size\n", "no rows"),
+        (b"model,infer_step_time,infer_batch_size,infer_img_size\na,nan,1,224\n", "above 0"),
+        (b"model,infer_step_time,infer_batch_size,infer_img_size\na,1.0,inf,224\n", "above 0"),
+        (b"model,infer_step_time,infer_batch_size,infer_img_size\na,1.0,1\n", "not numbers"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, content, message):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_rows(path, "infer", {}, tmp_path)
+    assert "t.csv" in str(caught.value)

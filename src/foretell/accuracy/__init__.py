@@ -9,6 +9,7 @@ from foretell.accuracy.metrics import Score, score
 from foretell.accuracy.runner import Prediction, Progress, Report, SliceResult, run
 from foretell.accuracy.schema import to_dict
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
+from foretell.accuracy.tables import Source, TableResult, sources
 
 __all__ = [
     "Prediction",
@@ -18,9 +19,12 @@ __all__ = [
     "Score",
     "Slice",
     "SliceResult",
+    "Source",
+    "TableResult",
     "data_folder",
     "run",
     "score",
     "slices",
+    "sources",
     "to_dict",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 from foretell.accuracy.metrics import Score, score
 from foretell.accuracy.programs import Store
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
+from foretell.accuracy.tables import TableResult, judge, sources
 from foretell.cost.model import models
-from foretell.errors import ForetellError, InputError
+from foretell.errors import ForetellError, InputError, unknown
 from foretell.hardware.device import Device
 
 
@@ -39,6 +40,26 @@ class SliceResult:
     predictions: tuple[Prediction, ...]
     total: int
     complete: bool = True
+
+    @property
+    def name(self) -> str:
+        """The slice's name."""
+        return self.slice.name
+
+    @property
+    def device(self) -> str:
+        """The device it was measured on."""
+        return self.slice.device
+
+    @property
+    def runtime(self) -> str:
+        """``eager`` or ``compiled``."""
+        return self.slice.runtime
+
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        """What else the measurements were taken under."""
+        return self.slice.conditions
 
     @property
     def score(self) -> Score | None:
@@ -75,7 +96,7 @@ class Progress:
 class Report:
     """The outcome of `run`. `absent` are slices whose files the data folder lacks."""
 
-    results: tuple[SliceResult, ...]
+    results: tuple[SliceResult | TableResult, ...]
     absent: tuple[str, ...] = ()
     interrupted: bool = False
     notes: tuple[str, ...] = field(default=())
@@ -90,7 +111,7 @@ def run(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
-    """Predict the rows of the named slices (all that are present, if None) and score them.
+    """Predict the rows of the named slices and sources (all that are present, if None) and score them.
 
     `limit` takes that many workloads, the same ones in every slice, chosen by a hash of their names so that any limit
     is a fair sample. Results and captures are kept under `cache_dir` (default ``$FORETELL_CACHE``, else
@@ -99,8 +120,19 @@ def run(
     in `data` or are malformed.
     """
     folder = data_folder(data)
-    registry = slices()
-    chosen = [registry[name] for name in (registry if names is None else names)]
+    registry, tables = slices(), sources()
+    if names is None:
+        names_of_slices, wanted = list(registry), [source for source in tables.values() if source.present(folder)]
+    else:
+        for name in names:
+            if name not in registry and name not in tables:
+                raise unknown("slice or source", name, (*registry, *tables))
+        names_of_slices = [name for name in names if name in registry]
+        wanted = [tables[name] for name in names if name in tables]
+        for source in wanted:
+            if not source.present(folder):
+                raise InputError(f"lacks {source.folder}/", str(folder), f"source {source.name!r} reads it")
+    chosen = [registry[name] for name in names_of_slices]
     absent = tuple(s.name for s in chosen if not s.present(folder))
     if names is not None and absent:
         entry = registry[absent[0]]
@@ -116,7 +148,7 @@ def run(
         rows_kept = rows
     root = home(cache_dir)
     store = Store(None if root is None else root / "programs")
-    results: list[SliceResult] = []
+    results: list[SliceResult | TableResult] = []
     interrupted = False
     for entry in present:
         todo = rows_kept[entry.name]
@@ -131,6 +163,15 @@ def run(
         results.append(SliceResult(entry, tuple(made), len(rows[entry.name]), complete=len(made) == len(todo)))
         if interrupted:
             break
+    try:
+        for source in () if interrupted else wanted:
+            found = source.read(folder)
+            for done, table in enumerate(found, start=1):
+                results.append(judge(table, models()[model]))
+                if progress is not None:
+                    progress(Progress(source.name, done, len(found)))
+    except KeyboardInterrupt:
+        interrupted = True
     return Report(tuple(results), absent if names is None else (), interrupted)
 
 

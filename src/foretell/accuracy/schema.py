@@ -16,14 +16,14 @@ def to_dict(report: Report) -> dict[str, Any]:
         score = result.score
         results.append(
             {
-                "slice": result.slice.name,
-                "device": result.slice.device,
-                "runtime": result.slice.runtime,
-                "conditions": dict(result.slice.conditions),
+                "slice": result.name,
+                "device": result.device,
+                "runtime": result.runtime,
+                "conditions": dict(result.conditions),
                 "rows": result.total,
                 "complete": result.complete,
                 "score": None if score is None else {name: getattr(score, name) for name in score.__slots__},
-                "failures": result.failures,
+                "failures": dict(result.failures),
             }
         )
     return {

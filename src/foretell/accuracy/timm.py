@@ -13,6 +13,7 @@ they agree as well as the others; ResNet-50 with group norms, training, is 3 % o
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 from foretell.accuracy.slices import REGISTRY, Row, Slice
@@ -45,33 +46,42 @@ def read_rows(path: Path, prefix: str, options: dict[str, object], root: Path) -
 
     Raises InputError naming a missing column, or the row of a value that is no positive number.
     """
-    rows: list[Row] = []
     shown = str(path.relative_to(root))
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    repair = "use the table as timm publishes it"
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
         needed = ("model", f"{prefix}_step_time", f"{prefix}_batch_size", f"{prefix}_img_size")
         missing = [name for name in needed if name not in (reader.fieldnames or ())]
         if missing:
-            raise InputError(f"lacks the column {missing[0]!r}", shown, "use the table as timm publishes it")
-        for line, record in enumerate(reader, start=2):
-            model, *numbers = (record[name] for name in needed)
-            if not numbers[0]:
-                continue
-            try:
-                time_ms, batch, size = (float(n) for n in numbers)
-            except ValueError:
-                raise InputError(f"row of {model!r} holds {numbers}, not numbers", f"{shown}:{line}") from None
-            if not (0 < time_ms < 1e6 and batch >= 1 and size >= 1):
-                raise InputError(
-                    f"row of {model!r} has step time {time_ms} ms, batch {batch}, size {size}",
-                    f"{shown}:{line}",
-                    "times are milliseconds per batch and must be above 0",
-                )
-            row_options = {**options, "image_size": int(size)}
-            count = float(record.get("param_count") or 0)  # millions, two decimals
-            parameters = ((count - 0.006) * 1e6, (count + 0.006) * 1e6) if count else None
-            rows.append(Row(f"timm:{model}", row_options, int(batch), time_ms / 1e3, f"{shown}:{line}", parameters))
+            raise InputError(f"lacks the column {missing[0]!r}", shown, repair)
+        rows = [
+            _row([record[name] or "" for name in needed], record.get("param_count"), options, f"{shown}:{line}")
+            for line, record in enumerate(reader, start=2)
+            if record[needed[1]]
+        ]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"is no CSV table in UTF-8: {error}", shown, repair) from error
+    if not rows:
+        raise InputError("has no rows with a time", shown, repair)
     return rows
+
+
+def _row(cells: list[str], parameters: str | None, options: dict[str, object], where: str) -> Row:
+    """One measurement; `cells` are model, milliseconds, batch and image size, `parameters` millions to two decimals."""
+    model, *numbers = cells
+    try:
+        time_ms, batch, size = (float(n) for n in numbers)
+        count = float(parameters or 0)
+    except ValueError:
+        raise InputError(f"row of {model!r} holds {numbers}, not numbers", where) from None
+    if not (0 < time_ms < 1e6 and 1 <= batch < 1e6 and 1 <= size < 1e5 and 0 <= count < 1e6):
+        raise InputError(
+            f"row of {model!r} has step time {time_ms} ms, batch {batch}, size {size}",
+            where,
+            "times are milliseconds per batch and must be above 0",
+        )
+    known = ((count - 0.006) * 1e6, (count + 0.006) * 1e6) if count else None
+    return Row(f"timm:{model}", {**options, "image_size": int(size)}, int(batch), time_ms / 1e3, where, known)
 
 
 def _register(name: str, kind: str, stem: str, device: str) -> None:

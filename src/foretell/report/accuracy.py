@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from foretell.accuracy import Report, Score, SliceResult
+from foretell.accuracy import Report, Score, SliceResult, TableResult
 from foretell.report.text import add_row, count, shorten
 
 __all__ = ["accuracy_view"]
@@ -89,12 +89,12 @@ def _mean(scores: Sequence[Score]) -> Score:
     )
 
 
-def _name(result: SliceResult) -> str:
-    return result.slice.name + ("" if result.complete else " (stopped)")
+def _name(result: SliceResult | TableResult) -> str:
+    return result.name + ("" if result.complete else " (stopped)")
 
 
-def _cells(result: SliceResult) -> list[str]:
+def _cells(result: SliceResult | TableResult) -> list[str]:
     score = result.score
     if score is None:
-        return ["0", *[""] * (len(_COLUMNS) - 2), f"{len(result.predictions):,}"]
+        return ["0", *[""] * (len(_COLUMNS) - 2), f"{sum(result.failures.values()):,}"]
     return [show(score) for _, show in _COLUMNS]

@@ -1,0 +1,79 @@
+"""Sources whose tables need no capture: single operators, and networks composed from their descriptions.
+
+>>> from foretell.accuracy.tables import sources
+>>> "aiconfigurator" in sources()
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foretell.accuracy.measured import Measured
+from foretell.accuracy.metrics import Score, score
+from foretell.cost.model import CostModel
+from foretell.errors import ForetellError
+
+# HELP's spaces hold 25,000 networks on five GPUs: every so-many-th is as good a sample.
+_EVERY = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder of tables. `read(folder)` gives those that are there; `about` says what they hold."""
+
+    name: str
+    folder: str
+    read: Callable[[Path], list[Measured]]
+    about: str
+
+    def present(self, folder: Path) -> bool:
+        """Whether the data folder has it."""
+        return (folder / self.folder).is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """How predictions did on one table; `failures` says why it could not be predicted, if so."""
+
+    name: str
+    device: str
+    runtime: str
+    total: int
+    score: Score | None
+    conditions: Mapping[str, str]
+    failures: Mapping[str, int] = field(default_factory=dict)
+    complete: bool = True
+
+
+def sources() -> dict[str, Source]:
+    """All sources by name."""
+    from foretell.accuracy import aiconfigurator, help_nas, neusight
+
+    found = (
+        Source("aiconfigurator", "aiconfigurator", aiconfigurator.read, "matrix products and attention, CUDA graphs"),
+        Source("neusight-operators", "neusight", neusight.read_operators, "fp32 operators, called one by one"),
+        Source("neusight-models", "neusight", neusight.read_models, "fp32 transformers, inference and training"),
+        Source(
+            "help-nas",
+            "help-nas",
+            lambda folder: help_nas.read(folder, every=_EVERY),
+            f"fp32 networks of three NAS spaces, every {_EVERY}th",
+        ),
+    )
+    return {source.name: source for source in found}
+
+
+def judge(table: Measured, model: CostModel) -> TableResult:
+    """Predict a table and score it."""
+    of = {"issued": table.issued, "mode": table.settings.mode}
+    try:
+        seconds, low, high = table.predict(model)
+    except ForetellError as error:
+        reason = str(error).splitlines()[0][:200]
+        failures = {reason: len(table)}
+        return TableResult(table.name, table.device.name, table.settings.runtime, len(table), None, of, failures)
+    found = score(table.measured_s.tolist(), seconds.tolist(), low.tolist(), high.tolist())
+    return TableResult(table.name, table.device.name, table.settings.runtime, len(table), found, of)
