@@ -219,7 +219,9 @@ def figures(folder: Path | None = None) -> Figures:
         exact=int((~differs).sum()),
         disagreeing=tuple(int(line) for line in kernels.line[differs]),
         error=float(errors.mean()),
-        by_kernel={name: (int((names == name).sum()), float(errors[names == name].mean())) for name in np.unique(names)},
+        by_kernel={
+            name: (int((names == name).sum()), float(errors[names == name].mean())) for name in np.unique(names)
+        },
         registers_only=len(some),
         bounded=int((some["achieved"] <= bound + 0.005).sum()),
     )
