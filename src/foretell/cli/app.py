@@ -362,3 +362,7 @@ def _write(graph: Graph, path: Path) -> None:
         raise InputError(
             f"cannot be written: {error.strerror or error}", f"--out {path}", "give another file"
         ) from error
+
+
+# Commands with files of their own; each registers itself on `app`, so it must exist by now.
+from foretell.cli import occupancy  # noqa: E402, F401
