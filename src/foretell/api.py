@@ -47,20 +47,27 @@ def predict(
     on: str | Device | Sequence[str | Device],
     runtime: str = "eager",
     model: str = "roofline",
+    power_limit_w: float | None = None,
+    clock_hz: float | None = None,
     **settings: Any,
 ) -> Any:
     """What one step takes on a device: an `Estimate` (time, memory, energy, cost, and what limits it).
 
     `on` is a device name, a `Device`, or several (``"t4,l4"`` or a list), which give a list of estimates.
-    `runtime` is ``eager`` or ``compiled``, `model` a name of `foretell.cost.models`; the rest goes to `capture`.
+    `runtime` is ``eager`` or ``compiled``, `model` a name of `foretell.cost.models`; `power_limit_w` and `clock_hz` are
+    what the device is set to (its TDP, boost); the rest goes to `capture`.
     """
     from foretell.cost import estimate, lower
+    from foretell.cost.energy import check_limits
     from foretell.hardware import device
 
     several = not isinstance(on, (str, Device)) or (isinstance(on, str) and "," in on)
     names = on.split(",") if isinstance(on, str) else [on] if isinstance(on, Device) else list(on)
     devices = [name if isinstance(name, Device) else device(name.strip()) for name in names]
+    for one in devices:
+        check_limits(one, power_limit_w, clock_hz)
     graph = capture(workload, *example_inputs, **settings)
     program = lower(graph, runtime)  # once for all devices
-    estimates = [estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
+    limits = {"power_limit_w": power_limit_w, "clock_hz": clock_hz}
+    estimates = [estimate(graph, d, runtime=runtime, model=model, program=program, **limits) for d in devices]
     return estimates if several else estimates[0]

@@ -36,7 +36,7 @@ def test_every_figure_is_on_the_card(estimate: Make, printed: Printed) -> None:
     assert "largest batch that fits: 900" in text
     assert line(text, "activations") == "activations 3 GiB · parameters 1 GiB · framework 1 GiB"
     assert line(text, "allocated") == "allocated 4 GiB · reserved 5 GiB · nvidia-smi 6 GiB"
-    assert line(text, "Energy") == "Energy 6.4 J per step · 100 mJ per image"  # 6.4 / 64
+    assert line(text, "Energy") == "Energy 6.4 J per step · 100 mJ per image · 320 W on average"  # 6.4 / 64, / 20 ms
     assert line(text, "Cost") == "Cost $0.000019 per step · $0.30 per million images"  # 0.0000192 / 64 · 10⁶
     assert text.rstrip().endswith("a100-sxm4-80gb · roofline model")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,6 +77,8 @@ def predict(
     layout: opt.Layout = None,
     runtime: opt.Runtime = "eager",
     model: opt.Model = "roofline",
+    power_limit: opt.PowerLimit = None,
+    clock: opt.Clock = None,
     sort: Annotated[
         str,
         typer.Option(
@@ -96,11 +98,13 @@ def predict(
 
     devices = _devices(on)
     _check(runtime, model)
+    limits = _limits(devices, power_limit, clock)
     report.sorted_estimates([], sort)
     graph, options = _capture(workload, context_)
     with progress(f"Costing {graph.name}"):
         program = cost.lower(graph, runtime)
-        estimates = [cost.estimate(graph, d, runtime=runtime, model=model, program=program) for d in devices]
+        how: dict[str, Any] = {"runtime": runtime, "model": model, "program": program, **limits}
+        estimates = [cost.estimate(graph, d, **how) for d in devices]
     batches: dict[str, int | None] = {}
     if largest_batch or workload.startswith("llm:"):
         with progress("Finding the largest batch"):
@@ -295,6 +299,18 @@ def _check(runtime: str, model: str) -> None:
 
     Settings(runtime=runtime)
     models()[model]
+
+
+def _limits(devices: list[Device], power_limit: str | None, clock: str | None) -> dict[str, float | None]:
+    """What the devices are set to, as keywords of `estimate`; refused where one does not allow it."""
+    from foretell.cost.energy import check_limits
+    from foretell.units import parse_frequency, parse_power
+
+    limit_w = None if power_limit is None else parse_power(power_limit, "--power-limit")
+    clock_hz = None if clock is None else parse_frequency(clock, "--clock")
+    for device in devices:
+        check_limits(device, limit_w, clock_hz)
+    return {"power_limit_w": limit_w, "clock_hz": clock_hz}
 
 
 def _capture(workload: str, context: typer.Context) -> tuple[Graph, Options | None]:

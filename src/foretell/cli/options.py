@@ -82,6 +82,16 @@ Layout = Annotated[
 ]
 Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager or compiled.", rich_help_panel=_HOW)]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="The cost model.", rich_help_panel=_HOW)]
+PowerLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--power-limit", metavar="POWER", help="A power limit, e.g. 250W (the card's own).", rich_help_panel=_HOW
+    ),
+]
+Clock = Annotated[
+    str | None,
+    typer.Option("--clock", metavar="CLOCK", help="A locked clock, e.g. 1.2GHz (up to boost).", rich_help_panel=_HOW),
+]
 
 Json = Annotated[bool, typer.Option("--json", help="JSON; its schema is in docs/schema.md.")]
 Folder = Annotated[Path | None, typer.Option(metavar="DIR")]

@@ -118,6 +118,11 @@ class Estimate:
         return next(iter(self.items.values())) / self.time_s if self.time_s > 0 else math.inf
 
     @property
+    def power_w(self) -> float | None:
+        """Average power over the step; None where `energy_j` is."""
+        return self.energy_j / self.time_s if self.energy_j is not None and self.time_s > 0 else None
+
+    @property
     def bound(self) -> str:
         """What the largest share of the time goes to: ``compute``, ``memory`` or ``launch``."""
         return max(BOUNDS, key=lambda b: self.breakdown_s[b])
@@ -156,6 +161,7 @@ class Estimate:
                 "fits": memory.fits,
             },
             "energy_j": self.energy_j,
+            "power_w": self.power_w,
             "cost_usd": self.cost_usd,
             "modules": [{"module": name, "time_s": time_s} for name, time_s in self.modules],
             "not_counted": dict(self.not_counted),

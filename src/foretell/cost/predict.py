@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from foretell.cost.energy import energy_of
+from foretell.cost.energy import activity_of, check_limits, energy_of, power_of, throttle
 from foretell.cost.estimate import BOUNDS, Estimate, Memory, OpEstimates, frozen
 from foretell.cost.model import Settings, models
 from foretell.cost.program import Program, lower
@@ -29,13 +30,17 @@ def estimate(
     model: str = "roofline",
     memory: Memory | None = None,
     program: Program | None = None,
+    power_limit_w: float | None = None,
+    clock_hz: float | None = None,
 ) -> Estimate:
     """How long, how large and how dear one step of `graph` is on `device`.
 
     `memory` and `program` (the graph lowered for `runtime`) are computed where not given; both depend on the graph
-    alone, or nearly, so one caller asking for many devices may pass them on. Raises UnknownNameError for a runtime or
-    model we do not know, InputError where the device lacks a number that nothing stands in for.
+    alone, or nearly, so one caller asking for many devices may pass them on. `power_limit_w` and `clock_hz` are what
+    the device is set to (its TDP, boost). Raises UnknownNameError for a runtime or model we do not know, InputError
+    where the device lacks a number that nothing stands in for, or does not allow a limit.
     """
+    check_limits(device, power_limit_w, clock_hz)
     predictor = models()[model]
     settings = Settings.of(graph, runtime)
     if program is None:
@@ -43,6 +48,18 @@ def estimate(
     times = predictor.op_times(program, device, settings)
     step = predictor.step(program, times, settings)
     repeat = program.table.repeat
+
+    power = power_of(device)
+    notes = times.notes if power is not None else (*times.notes, f"tdp of {device.name} unknown: no energy")
+    if power is not None:
+        activity = activity_of(power, device, program, times, step)
+        locked = None if clock_hz is None or device.boost_clock_hz is None else clock_hz / device.boost_clock_hz
+        settled = throttle(power, activity, power_limit_w, locked)
+        notes = (*notes, *power.notes, *settled.notes)
+        if settled.scale < 1.0:
+            slower = times.memory_s * settled.memory_slowdown
+            times = replace(times, compute_s=times.compute_s / settled.scale, memory_s=slower)
+            step = predictor.step(program, times, settings)
 
     compute, moving = times.compute_s * repeat, times.memory_s * repeat
     launch = times.launch_s * repeat + step.gap_s
@@ -58,8 +75,8 @@ def estimate(
     )
     time_s = sum(breakdown.values())
     low, high, basis = predictor.interval(program, times, step, device, settings)
-    energy, energy_notes = energy_of(device, times, step, repeat)
     op_time = limit + launch
+    energy = None if power is None else energy_of(power, activity, settled, op_time)
     ideal = float((times.ideal_s * repeat).sum())
     return Estimate(
         workload=graph.name,
@@ -85,7 +102,7 @@ def estimate(
         ),
         modules=dearest_modules([op.module for op in graph.ops], op_time.tolist()),
         not_counted=frozen({**graph.not_counted, **dict.fromkeys(_LEFT_OUT, 0)}),
-        notes=(*times.notes, *energy_notes),
+        notes=notes,
         host_s=step.host_s,
     )
 

@@ -22,7 +22,7 @@ from foretell.report.text import (
     singular,
     tail,
 )
-from foretell.units import format_bytes, format_count, format_energy, format_flops, format_money, format_time
+from foretell.units import format_bytes, format_count, format_energy, format_flops, format_money, format_power, format_time
 
 __all__ = ["card"]
 
@@ -165,6 +165,7 @@ def _energy(estimate: Estimate) -> RenderableType:
     return Flow(
         f"{format_energy(estimate.energy_j)} per step",
         f"{format_energy(estimate.energy_j / number)} per {singular(noun)}",
+        None if estimate.power_w is None else f"{format_power(estimate.power_w)} on average",
     )
 
 
