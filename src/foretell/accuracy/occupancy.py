@@ -153,7 +153,7 @@ def achieved(kernels: Kernels, constants: Sequence[float] | Floats | None = None
 
 def fit(kernels: Kernels) -> tuple[float, ...]:
     """The constants of least mean absolute error, every kernel counted by the root of its rows."""
-    names, index, counts = np.unique(np.array(kernels.kernel), return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(np.array(kernels.kernel), return_inverse=True, return_counts=True)
     weights = 1.0 / np.sqrt(counts[index])
     weights /= weights.sum()
     blocks = theoretical(kernels).blocks
@@ -193,7 +193,8 @@ class Figures:
 
     `exact` of `rows` theoretical occupancies agree to half a point, `disagreeing` are the lines that do not;
     `error` is the mean absolute error of the achieved one with the shipped constants. Of the `registers_only` rows
-    with registers and achieved occupancy, `bounded` keep below the theoretical occupancy of the best block.
+    with registers and achieved occupancy, `bounded` keep below the theoretical occupancy of the best block, and
+    `guessed_error` is the error where blocks of 256 threads and no shared memory are supposed.
     """
 
     rows: int
@@ -203,6 +204,7 @@ class Figures:
     by_kernel: dict[str, tuple[int, float]]
     registers_only: int
     bounded: int
+    guessed_error: float
 
 
 def figures(folder: Path | None = None) -> Figures:
@@ -224,7 +226,16 @@ def figures(folder: Path | None = None) -> Figures:
         },
         registers_only=len(some),
         bounded=int((some["achieved"] <= bound + 0.005).sum()),
+        guessed_error=float(np.nanmean(np.abs(_guessed(some) - some["achieved"]))),
     )
+
+
+def _guessed(kernels: Kernels) -> Floats:
+    """Achieved occupancy by registers and the number of threads alone."""
+    block = np.full(len(kernels), 256.0)
+    zero = np.zeros(len(kernels))
+    supposed = {"block": block, "grid": np.ceil(kernels["threads"] / block), "static": zero, "dynamic": zero}
+    return achieved(Kernels(kernels.kernel, kernels.line, {**kernels.values, **supposed}))
 
 
 def best_by_registers(registers: Floats) -> Floats:
@@ -272,6 +283,7 @@ def lines(folder: Path | None = None) -> Iterator[str]:
     for name, (rows, error) in worst:
         yield f"  {name[:60]:60s} {rows:4d} rows {100 * error:5.1f} points"
     yield f"registers only: {found.bounded} of {found.registers_only} rows below the bound of their registers"
+    yield f"  and blocks of 256 threads supposed: {100 * found.guessed_error:.2f} points mean absolute error"
 
 
 if __name__ == "__main__":

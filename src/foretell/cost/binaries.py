@@ -211,7 +211,7 @@ def _sections(data: _Bytes) -> list[_Section]:
     size, count, names = data.unpack("HHH", 58)
     if count and size < 64:
         raise data.error(f"its section headers have {size} bytes")
-    raw = [data.unpack("IIQQQQII", offset + i * size) for i in range(count)]
+    raw = [data.unpack("IIQQQQIIQQ", offset + i * size) for i in range(count)]
     if names >= count:
         raise data.error("the names of its sections are nowhere")
     text = data.slice(raw[names][4], raw[names][5])
