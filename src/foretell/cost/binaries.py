@@ -132,10 +132,10 @@ class _Bytes:
         return InputError(what, self.where, "compile it anew: it is cut short, damaged or no CUDA binary")
 
     def unpack(self, form: str, offset: int) -> tuple[Any, ...]:
-        try:
-            return struct.unpack_from("<" + form, self.data, offset)
-        except struct.error:
-            raise self.error(f"ends before byte {offset + struct.calcsize('<' + form)}") from None
+        end = offset + struct.calcsize("<" + form)
+        if end > len(self.data):
+            raise self.error(f"ends before byte {end}")
+        return struct.unpack_from("<" + form, self.data, offset)
 
     def slice(self, offset: int, size: int) -> _Bytes:
         if offset > len(self.data) or size > len(self.data) - offset:
@@ -144,7 +144,7 @@ class _Bytes:
 
     def text(self, offset: int) -> str:
         """The zero-ended text at an offset."""
-        tail = bytes(self.data[offset : offset + 4097])
+        tail = bytes(self.data[min(offset, len(self)) : offset + 4097])
         end = tail.find(b"\0")
         if end < 0:
             raise self.error(f"a name at byte {offset} has no end")
