@@ -9,7 +9,7 @@ import numpy as np
 
 from foretell.cost.energy import activity_of, check_limits, energy_of, power_of, throttle
 from foretell.cost.estimate import BOUNDS, Estimate, Memory, OpEstimates, frozen
-from foretell.cost.model import Settings, models
+from foretell.cost.model import OpTimes, Settings, Step, models
 from foretell.cost.program import Program, lower
 from foretell.graph import Graph
 from foretell.hardware.device import Device
@@ -103,8 +103,16 @@ def estimate(
         modules=dearest_modules([op.module for op in graph.ops], op_time.tolist()),
         not_counted=frozen({**graph.not_counted, **dict.fromkeys(_LEFT_OUT, 0)}),
         notes=notes,
+        occupancy=_mean_occupancy(times, step),
         host_s=step.host_s,
     )
+
+
+def _mean_occupancy(times: OpTimes, step: Step) -> float | None:
+    """Mean achieved occupancy over the time that kernels run; None where the model knows no launches."""
+    column = times.details.get("occupancy")
+    busy = float(step.busy_s.sum())
+    return None if column is None or busy <= 0 else float((column * step.busy_s).sum() / busy)
 
 
 def _memory(graph: Graph, device: Device) -> Memory:
