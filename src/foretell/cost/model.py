@@ -142,7 +142,7 @@ def models() -> Mapping[str, CostModel]:
     >>> models()["roofline"].name
     'roofline'
     """
-    from foretell.cost import roofline  # noqa: F401  (registers itself)
+    from foretell.cost import convmeter, roofline  # noqa: F401  (they register themselves)
 
     return REGISTRY
 
