@@ -68,6 +68,7 @@ def predict(
         check_limits(one, power_limit_w, clock_hz)
     graph = capture(workload, *example_inputs, **settings)
     program = lower(graph, runtime)  # once for all devices
-    limits = {"power_limit_w": power_limit_w, "clock_hz": clock_hz}
-    estimates = [estimate(graph, d, runtime=runtime, model=model, program=program, **limits) for d in devices]
+    how: dict[str, Any] = {"runtime": runtime, "model": model, "program": program}
+    how |= {"power_limit_w": power_limit_w, "clock_hz": clock_hz}
+    estimates = [estimate(graph, d, **how) for d in devices]
     return estimates if several else estimates[0]

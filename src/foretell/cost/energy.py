@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 _IDLE_SHARE = 0.15  # of TDP, where idle power is unknown
 _LOWEST_CLOCK = 0.1  # of boost: about the 210 MHz that NVIDIA's cards can be locked to
-_HALVINGS = 30
+_HALVINGS = 20  # of the clock: to a millionth of boost
 _REFERENCES = ("bf16.tensor", "fp16.tensor", "fp16.vector", "fp32.vector")
 
 
@@ -95,10 +95,17 @@ class Power:
         return self.clock_of(float((root - self.leakage_w) / (2.0 * core_w)))
 
 
-@lru_cache(maxsize=1024)
 def power_of(device: Device, calibration: Calibration | None = None) -> Power | None:
     """What `device` draws, from its data sheet; None where its TDP is unknown."""
-    constant = load("energy") if calibration is None else calibration
+    return _shipped(device) if calibration is None else _power(device, calibration)
+
+
+@lru_cache(maxsize=1024)
+def _shipped(device: Device) -> Power | None:
+    return _power(device, load("energy"))
+
+
+def _power(device: Device, constant: Calibration) -> Power | None:
     if device.tdp_w is None:
         return None
     notes: tuple[str, ...] = ()

@@ -22,7 +22,15 @@ from foretell.report.text import (
     singular,
     tail,
 )
-from foretell.units import format_bytes, format_count, format_energy, format_flops, format_money, format_power, format_time
+from foretell.units import (
+    format_bytes,
+    format_count,
+    format_energy,
+    format_flops,
+    format_money,
+    format_power,
+    format_time,
+)
 
 __all__ = ["card"]
 
