@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from foretell.cli.app import app
 from foretell.cost import Memory, Settings, estimate, models
 from foretell.cost.calibration import load
 from foretell.cost.energy import (
@@ -28,7 +31,7 @@ from foretell.errors import InputError
 from foretell.graph import Graph, Storage, Tensor, make_op
 from foretell.hardware import device
 
-# Voltage 1 up to half the clock, 1.5 times as much at boost: in units of boost, 2/3 and 1.
+# Voltage 1 up to half the clock, twice as much at boost: in units of boost, 1/2 and 1.
 CARD = Power(
     idle_w=50.0,
     leakage_w=30.0,
@@ -40,7 +43,7 @@ CARD = Power(
     l2_j_per_byte=0.0,
     limit_w=400.0,
     knee=0.5,
-    slope=1.0,
+    slope=2.0,
     memory_knee=0.4,
 )
 
@@ -64,8 +67,8 @@ LARGE = product(8192, 8192, 8192)
 
 
 def test_voltage_is_flat_and_then_linear():
-    assert CARD.voltage(np.array([0.1, 0.5, 0.75, 1.0])) == pytest.approx([2 / 3, 2 / 3, 5 / 6, 1.0])
-    assert CARD.clock_of(5 / 6) == pytest.approx(0.75)
+    assert CARD.voltage(np.array([0.1, 0.5, 0.75, 1.0])) == pytest.approx([0.5, 0.5, 0.75, 1.0])
+    assert CARD.clock_of(0.8) == pytest.approx(0.8)
     assert CARD.clock_of(0.1) == 0.5  # no voltage is lower, so the clock is what the lowest one allows
     assert CARD.clock_of(1.2) == 1.0
 
@@ -77,12 +80,12 @@ def test_the_settled_clock_solves_the_power_balance():
 
 
 def test_below_the_knee_power_falls_with_the_clock_alone():
-    # Compute-bound, 300 J of core energy in 1 s at boost. At x = 1/4: v = 2/3, 4 s.
+    # Compute-bound, 300 J of core energy in 1 s at boost. At x = 1/4: v = 1/2, 4 s.
     activity = work(1.0, 0.0, 300.0, 0.0)
     settled = throttle(CARD, activity, clock=0.25)
     seconds = activity.time_s(settled.scale, settled.memory_slowdown)
     assert seconds == pytest.approx([4.0])
-    assert energy_of(CARD, activity, settled, seconds) == pytest.approx([4 * (50 + 30 * 2 / 3) + 300 * 4 / 9])
+    assert energy_of(CARD, activity, settled, seconds) == pytest.approx([4 * (50 + 30 / 2) + 300 / 4])
 
 
 def test_dram_keeps_its_pace_down_to_its_own_knee():
@@ -164,6 +167,30 @@ def test_impossible_limits_are_refused_with_the_range(limits, said):
     with pytest.raises(InputError, match="outside what the card allows") as error:
         predicted(LARGE, **limits)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--power-limit", "900W", "at most 400 W (TDP)"),
+        ("--power-limit", "250", "no unit"),
+        ("--clock", "3GHz", "1410 MHz (boost)"),
+        ("--clock", "1W", "wrong unit"),
+    ],
+)
+def test_the_command_refuses_them_before_it_captures(option, value, said):
+    # The workload does not exist: reaching it would give another error.
+    arguments = ["predict", "timm:no_such_network", "--on", "a100-sxm4-80gb", option, value]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_the_command_sets_the_limit():
+    arguments = ["predict", "llm:llama-2-7b", "--precision", "bf16", "--on", "a100-sxm4-80gb", "--json"]
+    limited = json.loads(CliRunner().invoke(app, [*arguments, "--power-limit", "250W"]).output)
+    assert limited["power_w"] == pytest.approx(250.0, rel=0.01)
+    assert limited["energy_j"] == pytest.approx(limited["power_w"] * limited["time_s"])
 
 
 def test_limits_need_the_number_that_bounds_them():
