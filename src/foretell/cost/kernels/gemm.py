@@ -200,7 +200,8 @@ def _chunk(
     from_dram = a_once * (a_again - a_hit) + b_once * (b_again - b_hit) + c_once * (1.0 - constant["l2.write"] * c_hit)
     from_dram = np.maximum(from_dram, 0.0)
     # A block keeps only so many bytes on their way, so few blocks cannot draw the whole bandwidth.
-    drawn = np.minimum(dram * constant["dram.efficiency"], np.minimum(blocks, sms) * constant["dram.sm_bytes_per_s"])
+    per_sm = constant["dram.sm_bytes_per_cycle"] * clock
+    drawn = np.minimum(dram * constant["dram.efficiency"], np.minimum(blocks, sms) * per_sm)
     memory = from_dram / drawn
     l2_moved = tiles * operand * split + c_once + 2.0 * partial
     l2_rate = constant["l2.bytes_per_cycle"] * clock * sms
