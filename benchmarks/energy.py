@@ -168,13 +168,15 @@ def responses(console: Console, root: Path, refit: bool) -> None:
     """Zeus and Perseus by card, with the shipped constants and with ones that never saw the card; dlbench-dvfs."""
     everything = [*zeus(root), *perseus(root)]
     header = ("workloads", "card", "points", "constants", "time", "energy", "power", "90th: time", "energy")
-    rows = []
+    rows, unseen = [], {}
     for dense, name in ((False, "training, power limits"), (True, "pipeline stages, clocks")):
         for card in sorted({r.device.name for r in everything if r.dense == dense}):
             mine = [r for r in everything if r.device.name == card and r.dense == dense]
             variants = [("shipped", load("energy"), SHAPE)]
             if refit:
-                variants.append(("unseen", *fit([r for r in everything if r.device.name != card])))
+                if card not in unseen:
+                    unseen[card] = fit([r for r in everything if r.device.name != card])
+                variants.append(("unseen", *unseen[card]))
             for what, calibration, shape in variants:
                 time, energy, power = pooled(mine, calibration, shape)
                 cells = [percent(e) for e in (time, energy, power)] + [percent(e, 0.9) for e in (time, energy)]

@@ -65,8 +65,7 @@ class PowerTable:
         times = model.op_times(m.program, m.device, m.settings)
         table = m.program.table
         moved = table.bytes_read + table.bytes_written
-        weights = self.copies * np.where(table.gemm_batch == 1.0, moved, 0.0)
-        kept = (weights > 0.0) & (weights < _L2_HELD * (m.device.l2_bytes or 0))
+        kept = self.copies * moved < _L2_HELD * (m.device.l2_bytes or 0)
         time = m.measured_s if measured_times else times.busy_s
         times = replace(times, details={**times.details, "dram_bytes": np.where(kept, 0.0, moved)})
         step = Step(float(time.sum()), time, np.zeros(len(time)), 0.0)
@@ -211,7 +210,7 @@ class Shape:
 
 
 #: Fitted with the constants of ``calibrations/energy.json`` (`benchmarks/energy.py --fit`).
-SHAPE = Shape(share=0.803, traffic=1.5)
+SHAPE = Shape(share=0.744, traffic=1.46)
 _LIMITED = 0.93  # of its limit: a card that draws this much is held back by it
 
 
