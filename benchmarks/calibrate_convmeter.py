@@ -92,7 +92,8 @@ def main() -> None:
                     runtime = condition.removesuffix(".channels_last")
                     intervals[f"{runtime}{label}"] = quantiles(pairs)
                     error = np.array([abs(p / c.measured_s - 1.0) for c, p in pairs])
-                    print(f"  {condition}{label}: {len(pairs)} rows, mean {error.mean():.3f}, median {np.median(error):.3f}")
+                    mean, median = error.mean(), np.median(error)
+                    print(f"  {condition}{label}: {len(pairs)} rows, mean {mean:.3f}, median {median:.3f}")
     note = ""
     if not any(name.startswith("train.") for name in constants):
         note = "no training rows were captured: passes of a training step have the coefficients of inference"

@@ -93,11 +93,12 @@ def features(program: Program, device: Device, settings: Settings) -> Features:
 def least_squares(columns: Floats, measured_s: Floats) -> Floats:
     """Coefficients ≥ 0 (terms,) of `columns` (rows, terms) that predict times with least squared relative error.
 
-    Active-set least squares (C. Lawson and R. Hanson, Solving Least Squares Problems, 1974): relative, as in the paper's
-    error, so that a small network counts as much as a large one. Raises InputError with fewer rows than terms.
+    Active-set least squares (C. Lawson and R. Hanson, Solving Least Squares Problems, 1974), of relative errors, so
+    that a small network counts as much as a large one. Raises InputError with fewer rows than terms.
     """
     if len(columns) < columns.shape[1]:
-        raise InputError(f"{len(columns)} measurements for {columns.shape[1]} coefficients", "convmeter", "measure more")
+        counts = f"{len(columns)} measurements for {columns.shape[1]} coefficients"
+        raise InputError(counts, "convmeter", "measure more networks")
     scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
     a, b = columns / scale / measured_s[:, None], np.ones(len(columns))
     passive = np.zeros(a.shape[1], dtype=np.bool_)
