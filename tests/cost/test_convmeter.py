@@ -100,6 +100,16 @@ def test_the_shipped_model_is_registered_and_scales_with_the_data_sheet():
     assert slow > 2 * fast > 0
 
 
+def test_the_interval_says_whether_the_device_was_measured():
+    meter, lowered, settings = models()["convmeter"], program(8), Settings()
+    for name, words in (("rtx-3090", "families"), ("v100-sxm2-16gb", "GPUs")):
+        times = meter.op_times(lowered, device(name), settings)
+        step = meter.step(lowered, times, settings)
+        low, high, basis = meter.interval(lowered, times, step, device(name), settings)
+        assert low < 1 < high
+        assert words in basis
+
+
 def test_an_update_on_several_nodes_adds_a_term():
     assert update_s(10, 1000, 1, (1e-6, 1e-9, 1e-3)) == pytest.approx(1.1e-5)
     assert update_s(10, 1000, 8, (1e-6, 1e-9, 1e-3)) == pytest.approx(1.1e-5 + 8e-3)

@@ -195,7 +195,9 @@ class ConvMeter:
         busy = times.busy_s * program.table.repeat
         return Step(time_s=float(busy.sum()), busy_s=busy, gap_s=np.zeros(len(busy)), host_s=0.0)
 
-    def interval(self, program: Program, step: Step, device: Device, settings: Settings) -> tuple[float, float, str]:
+    def interval(
+        self, program: Program, times: OpTimes, step: Step, device: Device, settings: Settings
+    ) -> tuple[float, float, str]:
         """Quantiles of held-out residuals of the calibration."""
         own = any(name.startswith(f"{device.name}.{settings.mode}.") for name in self.calibration.constants)
         condition = f"{settings.mode}.{settings.runtime}" + ("" if own else ".unseen")
