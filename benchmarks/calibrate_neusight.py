@@ -15,10 +15,10 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from neusight import FOLDER, Work, gather, odd, predict
 from scipy.optimize import least_squares
 
 from foretell.accuracy.neusight import read_models, read_operators
+from neusight import FOLDER, Work, gather, odd, predict
 
 CALIBRATIONS = Path(__file__).parents[1] / "src/foretell/cost/calibrations"
 
@@ -30,10 +30,10 @@ START: Mapping[str, tuple[float, float]] = {
     "tile.reuse": (5.0, 0.5),
     "tile.start": (4.0, 0.7),
     "tile.tail": (0.95, 0.0),
-    "power.joules": (19e-12, 0.5),
+    "power.joules": (24e-12, 0.3),
     "power.joules_matrix": (8e-12, 0.5),
-    "power.process": (0.45, 0.4),
-    "power.voltage_floor": (0.65, 0.0),
+    "power.process": (1.0, 0.1),  # energy of a gate is in proportion to its feature size, at a given voltage
+    "power.voltage_floor": (0.8, 0.0),
     "power.others": (10.0, 0.0),
     "memory.resident": (2.0, 0.0),
     "memory.l2_fraction": (0.5, 0.0),
@@ -47,7 +47,7 @@ START: Mapping[str, tuple[float, float]] = {
     "rows.l2_fraction": (1.0, 0.7),
     "rows.chain": (3e-6, 0.5),
     "l2.fraction": (0.3, 0.0),
-    "l2.speedup": (3.0, 0.0),
+    "l2.bytes_per_cycle": (32.0, 0.2),
     "operations.share": (0.6, 0.4),
     "memory.graphics": (0.78, 0.3),
     "memory.stacked": (0.88, 0.3),
@@ -67,7 +67,15 @@ START: Mapping[str, tuple[float, float]] = {
 _AT_MOST_ONE = ("share.narrow", "share.wide", "share.matrix", "memory.share", "memory.graphics", "memory.stacked")
 _SIMT = ("share.narrow", "share.wide", "share.matrix", "tile.", "power.", "memory.resident", "memory.l2_fraction",
          "memory.share", "latency.split", "latency.kernel")
-MODEL_WEIGHT = 4.0  # of a whole transformer against an operator's row
+# Weights: every operator table counts as so many rows, a whole transformer as so many. Tables are bursts of 25 calls,
+# transformers run for seconds, as users' work does.
+TABLE_WEIGHT, MODEL_WEIGHT = 15.0, 5.0
+
+
+def weights(work: Work) -> np.ndarray:
+    """Weight of every measurement of a device."""
+    _, table, count = np.unique(work.label.astype(str), return_inverse=True, return_counts=True)
+    return np.where(work.call, TABLE_WEIGHT / count[table], MODEL_WEIGHT)
 
 
 def fit(works: Sequence[Work], start: Mapping[str, float] | None = None, evaluations: int = 15) -> dict[str, float]:
@@ -88,11 +96,11 @@ def fit(works: Sequence[Work], start: Mapping[str, float] | None = None, evaluat
             error = np.log(predict(work, chosen) / work.measured_s)
             whole = ~work.call
             keep = np.array([not (w and odd(work, i)) for i, w in enumerate(whole)])
-            parts.append((error * np.where(whole, MODEL_WEIGHT, 1.0))[keep])
+            parts.append((np.sqrt(weights(work)) * error)[keep])
         return np.concatenate(parts)
 
     x0 = prior if start is None else np.log([start[name] for name in free])
-    result = least_squares(residuals, x0, loss="soft_l1", f_scale=0.15, diff_step=0.01, max_nfev=evaluations)
+    result = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, diff_step=0.01, max_nfev=evaluations)
     return constants(result.x)
 
 

@@ -40,7 +40,10 @@ _PROCESS_NM = {
 _UNKNOWN_NM = 7.0
 
 # Tiles (rows, columns of the result) on offer; cuBLAS names them the other way round, being column-major.
-_PLAIN = ((128, 128), (64, 128), (128, 64), (32, 128), (128, 32), (64, 64), (32, 64), (64, 32), (32, 32))
+_PLAIN = {
+    "6.0": ((128, 32), (64, 64)),
+    "": ((128, 128), (64, 128), (128, 64), (32, 128), (128, 32), (64, 64), (32, 64), (64, 32), (32, 32)),
+}
 _BATCHED = {
     "pascal": ((64, 128), (128, 64)),
     "volta": ((64, 128), (128, 64), (64, 64), (32, 128), (128, 32)),
@@ -54,7 +57,7 @@ _CHUNK = 4096
 def gemm_tiles(device: Device, batched: bool) -> tuple[tuple[int, int], ...]:
     """The tiles the vendor's library chooses among for fp32 products on this device."""
     if not batched or device.compute_capability is None:
-        return _PLAIN
+        return _PLAIN.get(device.compute_capability or "", _PLAIN[""])
     capability = float(device.compute_capability)
     return _BATCHED["ampere" if capability >= 8 else "volta" if capability >= 7 else "pascal"]
 
@@ -127,7 +130,6 @@ def simt(
                 column[part] = result
     compute, memory, latency, blocks, tile_m, tile_n, split, dram, l2 = columns
     flops = 2.0 * batch * m * n * k
-    compulsory = 4.0 * batch * (m * k + k * n + m * n)
     return KernelTimes(
         compute_s=compute,
         memory_s=memory,
@@ -140,7 +142,7 @@ def simt(
         tile_m=tile_m,
         tile_n=tile_n,
         split=split,
-        dram_bytes=np.maximum(dram, 0.0) + 0.0 * compulsory,
+        dram_bytes=dram,
         l2_bytes=l2,
     )
 
@@ -177,6 +179,7 @@ def _chunk(
     time[(parts > 1.0) & (depth < 64.0)] = np.inf
     best = np.argmin(time, axis=0)
     at = np.arange(len(m))
-    pick = [np.broadcast_to(column, time.shape)[best, at] for column in (compute, memory, latency, count, tm, tn, parts)]
+    picked = (compute, memory, latency, count, tm, tn, parts)
+    pick = [np.broadcast_to(column, time.shape)[best, at] for column in picked]
     l2 = pick[3] * 4.0 * k / pick[6] * (pick[4] + pick[5])
     return (*pick, dram[best, at], l2)

@@ -5,7 +5,8 @@
 * **Traffic.** Bytes over the share of the bandwidth that large kernels of the kind reach. Little's law: a device moves
   ``bytes in flight / latency``, so a kernel with less to move than its multiprocessors can keep in flight takes no
   less time than a few round trips to memory, and ends in a tail as the last blocks drain.
-* **L2.** What was just written, or will be read again by the next call, is found in L2 where it fits.
+* **L2.** What was just written, or will be read again by the next call, is found in L2 where it fits. All traffic
+  passes through L2, whose rate is so many bytes a cycle and multiprocessor.
 * **Rows.** Softmax and norms go over a row more than once. Short rows stay in registers (a warp a row). Longer ones are
   read again: from L2 while the rows of all resident blocks fit there, from memory otherwise. Each row also costs its
   block a chain of reductions and barriers, which more resident rows hide.
@@ -43,6 +44,7 @@ class Variant:
     name: str
     again: float = 0.0
     operations: float = 4.0
+    block: bool = True  # a block, not a warp, works on each row however short
 
 
 _SIMPLE = Variant("pointwise")
@@ -56,10 +58,10 @@ _VARIANTS: dict[str, Variant] = {
     "native_dropout": Variant("dropout", operations=30.0),
     "where": Variant("broadcast", operations=12.0),
     "masked_fill": Variant("broadcast", operations=12.0),
-    "_softmax": Variant("softmax", again=2.0, operations=12.0),
-    "_log_softmax": Variant("softmax", again=2.0, operations=12.0),
-    "_softmax_backward_data": Variant("softmax_backward", again=2.0, operations=8.0),
-    "_log_softmax_backward_data": Variant("softmax_backward", again=1.0, operations=8.0),
+    "_softmax": Variant("softmax", again=2.0, operations=12.0, block=False),
+    "_log_softmax": Variant("softmax", again=2.0, operations=12.0, block=False),
+    "_softmax_backward_data": Variant("softmax_backward", again=2.0, operations=8.0, block=False),
+    "_log_softmax_backward_data": Variant("softmax_backward", again=1.0, operations=8.0, block=False),
     "native_layer_norm": Variant("layer_norm", again=1.0, operations=12.0),
     "native_layer_norm_backward": Variant("layer_norm_backward", again=2.0, operations=24.0),
     "embedding": Variant("embedding", operations=6.0),
@@ -80,7 +82,7 @@ def variant(name: str, broadcasts: bool = False) -> Variant:
     """
     full = name.split(".", 1)[-1]
     found = _VARIANTS.get(full) or _VARIANTS.get(base_name(name), _SIMPLE)
-    return Variant("broadcast", found.again, max(found.operations, 12.0)) if found is _SIMPLE and broadcasts else found
+    return Variant("broadcast", operations=12.0) if found is _SIMPLE and broadcasts else found
 
 
 def stream(
@@ -94,11 +96,13 @@ def stream(
     *,
     again: Floats | float = 0.0,
     operations: Floats | float = 4.0,
+    block: Floats | float = 1.0,
 ) -> KernelTimes:
     """Times of streaming kernels.
 
     `reduced` is how many elements a row has (0: no rows), `share` the share of bandwidth of large kernels, `again` how
-    often more than once a long row is read, `operations` fp32 operations an element. Raises InputError where the device
+    often more than once a long row is read, `operations` fp32 operations an element, `block` whether short rows take a
+    block each, too. Raises InputError where the device
     lacks its bandwidth.
     """
     n = len(elements)
@@ -116,20 +120,20 @@ def stream(
     extra = np.where(long, np.asarray(again) * bytes_read, 0.0)
     dram = moved + extra * missed
     hit = 1.0 / (1.0 + (moved / max(1.0, constants["l2.fraction"] * cache)) ** 2) if cache else np.zeros(n)
-    from_l2 = constants["l2.speedup"]
-    memory = (dram * (1.0 - hit + hit / from_l2) + extra * (1.0 - missed) / from_l2) / (peak * share)
+    l2_rate = max(peak, processors * (device.boost_clock_hz or 1.5e9) * constants["l2.bytes_per_cycle"])
+    memory = np.maximum(dram * (1.0 - hit) / (peak * share), (moved + extra) / l2_rate)
     # A kernel starts and drains: its first and last round trips move less than the device could.
     in_flight = peak * share * constants["latency.memory"]
     latency = constants["latency.kernel"] + constants["latency.memory"] * moved / (moved + in_flight)
     arithmetic = np.asarray(operations) * elements / (vector_rate(device).flops_per_s * constants["operations.share"])
     chain = rows * constants["rows.chain"] / (processors * constants["rows.resident"])
-    compute = np.maximum(arithmetic, np.where(long, chain, 0.25 * chain))
+    compute = np.maximum(arithmetic, np.where(long | (np.asarray(block) > 0), chain, 0.25 * chain))
     blocks = np.where(rows > 0, np.maximum(1.0, rows), np.ceil(elements * 4.0 / (_UNROLLED_BYTES * _THREADS)))
     return KernelTimes(
         compute_s=compute,
         memory_s=memory,
         latency_s=np.broadcast_to(latency, (n,)).copy(),
-        floor_s=moved / (peak * from_l2),
+        floor_s=moved / l2_rate,
         blocks=blocks,
         threads=np.full(n, _THREADS),
         registers=np.full(n, 32.0),
