@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from foretell.accuracy.slices import data_folder
 from foretell.cost import occupancy as oc
-from foretell.cost.calibration import SCHEMA, Calibration
+from foretell.cost.calibration import SCHEMA, Calibration, load
 from foretell.errors import InputError
 from foretell.hardware import device
 
@@ -242,7 +242,8 @@ def best_by_registers(registers: Floats) -> Floats:
     """Theoretical occupancy of the best block, where only registers are known: a bound on the achieved one."""
     limits = oc.limits_of(device(DEVICE))
     blocks = np.arange(32, 1025, 32)
-    return oc.occupancy(limits, registers.astype(np.int64)[:, None], 0, blocks[None, :]).occupancy.max(axis=1)
+    found = oc.occupancy(limits, registers.astype(np.int64)[:, None], 0, blocks[None, :])
+    return np.asarray(found.occupancy.max(axis=1))
 
 
 def write(path: Path, kernels: Kernels) -> None:
@@ -290,6 +291,6 @@ if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         target = Path(oc.__file__).parent / "calibrations" / "occupancy.json"
         write(target, configured(read()))
-        oc.load.cache_clear()
+        load.cache_clear()
         print(target.read_text(encoding="utf-8"))
     print("\n".join(lines()))

@@ -163,7 +163,7 @@ class _Section:
 
 def _cubins(data: _Bytes) -> Iterator[_Bytes | None]:
     """The cubins in a file; None for one that is compressed."""
-    if data.data[:4] == b"\x7fELF":
+    if bytes(data.data[:4]) == b"\x7fELF":
         if _machine(data) == _EM_CUDA:
             yield data
             return

@@ -333,7 +333,7 @@ def _changes(
     for knob, values in tried.items():
         if not len(values):
             continue
-        launch = {"registers": registers, "shared_bytes": shared, "block": block}
+        launch: dict[str, Any] = {"registers": registers, "shared_bytes": shared, "block": block}
         launch["shared_bytes" if knob == "shared" else knob] = values
         columns = occupancy(limits, **launch, **settings)
         better = np.flatnonzero(columns.occupancy > now + 1e-9)
@@ -354,7 +354,8 @@ def constants() -> Calibration:
 
 def waves(grid: npt.ArrayLike, blocks: npt.ArrayLike, multiprocessors: int) -> Floats:
     """Waves of a grid: its blocks over those that are resident on the whole device at once."""
-    return np.asarray(grid, np.float64) / (np.maximum(np.asarray(blocks, np.float64), 1.0) * multiprocessors)
+    places = np.maximum(np.asarray(blocks, np.float64), 1.0) * multiprocessors
+    return np.asarray(np.asarray(grid, np.float64) / places)
 
 
 def achieved(

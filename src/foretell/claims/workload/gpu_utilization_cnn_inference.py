@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable
 
 from foretell.claims.claim import Claim, Claimed, Obtained, Source
+from foretell.claims.data import measurements
 from foretell.claims.rules import Direction
 
 SYSTEM = "gpu-utilization-cnn-inference"
@@ -52,12 +53,11 @@ def _modelled(names: Iterable[str]) -> dict[str, float]:
 
 def _measured() -> dict[str, float]:
     """Measured utilization of timm's convolutional networks on an RTX 4090."""
-    from foretell.accuracy.slices import data_folder
     from foretell.hardware import device
 
     peak = device("rtx-4090").peak("fp16", "tensor")
     assert peak is not None
-    path = data_folder() / "timm" / "benchmark-infer-amp-nhwc-pt240-cu124-rtx4090.csv"
+    path = measurements("timm", "benchmark-infer-amp-nhwc-pt240-cu124-rtx4090.csv")
     found = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -118,11 +118,9 @@ def macs_nasbench201(arch: str) -> int:
 
 def _nas() -> tuple[list[tuple[int, ...]], list[float], list[float]]:
     """Of every NAS-Bench-201 network with a convolution: counts of its operations, its work, seconds a batch of 256."""
-    from foretell.accuracy.slices import data_folder
-
     kinds = ("nor_conv_3x3", "nor_conv_1x1", "avg_pool_3x3", "skip_connect")
     counts, work, seconds = [], [], []
-    path = data_folder() / "help-nas" / "nasbench201_gpu_latency_ms.csv.gz"
+    path = measurements("help-nas", "nasbench201_gpu_latency_ms.csv.gz")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if "conv" in row["arch"]:

@@ -7,6 +7,7 @@ import gzip
 from typing import Any
 
 from foretell.claims.claim import Claim, Claimed, Obtained, Source
+from foretell.claims.data import measurements
 from foretell.claims.rules import AtMost, Equal, Gain
 
 SYSTEM = "hopper-microbench"
@@ -33,10 +34,8 @@ def _peak(name: str, dtype: str, clock_hz: float | None = None, share: float = 1
 
 def _rates(system: str, dtype: str) -> dict[tuple[int, int, int], float]:
     """Measured FLOP/s of large matrix products by (m, n, k)."""
-    from foretell.accuracy.slices import data_folder
-
     rates: dict[tuple[int, int, int], float] = {}
-    path = data_folder() / "aiconfigurator" / f"{system}__gemm.csv.gz"
+    path = measurements("aiconfigurator", f"{system}__gemm.csv.gz")
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
