@@ -57,7 +57,6 @@ GEMM_START: Constants = {
     "step.cycles": 45.0,
     "resident": 5.0,
     "tail": 0.5,
-    "overlap": 4.5,
     "split.least_bytes": 800.0,
     "split.fill": 1.2,
     "split_s": 2e-6,

@@ -12,7 +12,7 @@ For each of several tilings, undivided or with k split to fill the device, we ta
 * *power*: executed arithmetic costs energy, and no more than the card's limit is to be had;
 * *latency*: launch, first loads and last stores; a second pass where k was split.
 
-The pipes overlap imperfectly (a p-norm). The library takes the fastest tiling, and so do we. Instruction shapes set the
+The pipes overlap imperfectly (a 4-norm). The library takes the fastest tiling, and so do we. Instruction shapes set the
 tiles: 16-row steps with operands in registers up to compute capability 8.x and in 12.x, 64 or 128 rows with operands in
 shared memory in 9.0 and 10.x (PTX ISA, `mma.sync`, `wgmma`, `tcgen05`).
 
@@ -51,8 +51,6 @@ _TILES = (
     (64, 128),
     (128, 64),
     (128, 128),
-    (64, 256),
-    (256, 64),
     (128, 256),
     (256, 128),
 )
@@ -130,6 +128,12 @@ def gemm(
     return KernelTimes(*(np.concatenate([getattr(x, f.name) for x in parts]) for f in fields(KernelTimes)))
 
 
+def _overlapped(*pipes: Floats) -> Floats:
+    """What pipes that work side by side take together: a little more than the longest, their 4-norm."""
+    squares = sum(np.square(np.square(pipe)) for pipe in pipes)
+    return np.asarray(np.sqrt(np.sqrt(squares)))
+
+
 def _chunk(
     batch: Floats,
     m: Floats,
@@ -154,7 +158,6 @@ def _chunk(
     l2 = float(device.l2_bytes or 6 << 20)
     dram = bandwidth(device)
     sm_peak = peak / sms
-    p = constant["overlap"]
 
     down, across = np.ceil(m / _TM), np.ceil(n / _TN)
     tiles = batch * down * across
@@ -171,49 +174,43 @@ def _chunk(
     area = tm * tn
     reach = area / (tm + tn)
     rounds = blocks / sms
-    busy = np.maximum(1.0, rounds)
-    lasting = np.maximum(1.0, constant["tail"] * np.ceil(rounds) + (1.0 - constant["tail"]) * rounds)
+    whole = np.ceil(rounds)
+    lasting = np.maximum(1.0, rounds + constant["tail"] * (whole - rounds))
 
     # One block, in seconds.
-    multiply = depth * 2.0 * area / (sm_peak * constant["pipe"])
-    multiply = multiply * (1.0 + constant["issue"] * (1.0 / reach - 1.0 / _REACH))
-    operand = depth * (tm * a + tn * b)
-    steps = depth * np.maximum(a, b) / _CYCLE_STEP * constant["step.cycles"] / clock
+    issued = area * (1.0 + constant["issue"] * (1.0 / reach - 1.0 / _REACH))
+    multiply = depth * issued * (2.0 / (sm_peak * constant["pipe"]))
     # Loop synchronisations of blocks that share a multiprocessor overlap.
-    resident = np.minimum(busy, constant["resident"] * 128.0 * 128.0 / area)
-    steps = steps / np.maximum(1.0, resident)
-    block = (multiply**p + steps**p) ** (1.0 / p)
+    resident = np.maximum(1.0, np.minimum(rounds, constant["resident"] * 128.0 * 128.0 / area))
+    steps = depth * (np.maximum(a, b) / _CYCLE_STEP * constant["step.cycles"] / clock) / resident
+    block = _overlapped(multiply, steps)
     pipe = lasting * block
 
     # Device memory.
     a_hit, b_hit = (1.0 / (1.0 + (x / (constant["l2.share"] * l2)) ** 4) for x in (a_distance, b_distance))
     # Blocks that run together form a near-square patch of the result; each operand is read once a patch.
-    together = np.minimum(sms, blocks / split)
-    patch = np.sqrt(together * area)
-    patch_m = np.clip(patch, tm, down * tm)
-    patch_n = np.clip(together * area / patch_m, tn, across * tn)
+    patch = np.sqrt(sms * _TM * _TN)
     kept_a, kept_b = (1.0 / (1.0 + (x / (constant["l2.share"] * l2)) ** 2) for x in (a_once / batch, b_once / batch))
-    a_again = 1.0 + (np.ceil(n / patch_n) - 1.0) * (1.0 - kept_a) * constant["again"]
-    b_again = 1.0 + (np.ceil(m / patch_m) - 1.0) * (1.0 - kept_b) * constant["again"]
-    partial = np.where(split > 1.0, batch * m * n * 4.0 * split, 0.0)
+    again = np.maximum(n / patch - 1.0, 0.0) * (constant["again"] * (1.0 - kept_a) * a_once)
+    again += np.maximum(m / patch - 1.0, 0.0) * (constant["again"] * (1.0 - kept_b) * b_once)
     c_hit = 1.0 / (1.0 + (c_once / (constant["l2.share"] * l2)) ** 4)
-    from_dram = a_once * (a_again - a_hit) + b_once * (b_again - b_hit) + c_once * (1.0 - constant["l2.write"] * c_hit)
-    from_dram = np.maximum(from_dram, 0.0)
+    once = a_once * (1.0 - a_hit) + b_once * (1.0 - b_hit) + c_once * (1.0 - constant["l2.write"] * c_hit)
+    from_dram = np.concatenate([again, again]) + once
+    partial = np.where(split > 1.0, batch * m * n * 4.0 * split, 0.0)
     # A block keeps only so many bytes on their way, so few blocks cannot draw the whole bandwidth.
     per_sm = constant["dram.sm_bytes_per_cycle"] * clock
     drawn = np.minimum(dram * constant["dram.efficiency"], np.minimum(blocks, sms) * per_sm)
     memory = from_dram / drawn
-    l2_moved = tiles * operand * split + c_once + 2.0 * partial
+    l2_moved = tiles * k * (tm * a + tn * b) + (c_once + 2.0 * partial)
     l2_rate = constant["l2.bytes_per_cycle"] * clock * sms
     cache = l2_moved / l2_rate
 
     # Energy.
-    executed = tiles * area * k * 2.0
-    powered = executed / peak / power_rate(device, constant)
-    total = np.maximum((pipe**p + cache**p + memory**p) ** (1.0 / p), powered)
+    powered = tiles * area * (2.0 * k / (peak * power_rate(device, constant)))
+    total = np.maximum(_overlapped(pipe, cache, memory), powered)
     # Latency beyond the pipes: the first loads and the last stores of each round that nothing else hides.
     fixed = constant["start_s"] + constant["start.cycles"] / clock
-    exposed = constant["round.cycles"] / clock * np.ceil(rounds / np.maximum(1.0, resident))
+    exposed = constant["round.cycles"] / clock * np.ceil(rounds / resident)
     second = np.where(split > 1.0, constant["split_s"] + constant["split.each_s"] * (split - 1.0), 0.0)
     extra = fixed + exposed + second
     time = total + extra + np.where(coarse & (np.minimum(tm, tn) < 128.0), np.inf, 0.0)
