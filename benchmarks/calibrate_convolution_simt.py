@@ -134,7 +134,7 @@ class Problem:
         parts.append(0.7 * self._single(self.a100, device("a100-sxm4-40gb"), constants, values["call.ncu"]))
         for name, rows in self.singles.items():
             parts.append(0.4 * self._single(rows, device(name), constants, values["call.deepbench"]))
-        return np.concatenate([*parts, 0.04 * v])
+        return np.concatenate([*parts, 0.08 * v])
 
     @staticmethod
     def _single(rows: np.ndarray, on: Device, constants: Calibration, call_s: float) -> np.ndarray:
