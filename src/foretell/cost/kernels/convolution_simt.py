@@ -62,7 +62,7 @@ def convolution(
     """
     columns = (groups, m, n, k, kernel_area, stride, dilation, bytes_read + bytes_written)
     parts = [
-        _chunk(*(column[first : first + _CHUNK] for column in columns), device, constants)
+        _chunk(*(column[first : first + _CHUNK] for column in columns), device=device, constant=constants)
         for first in range(0, len(m), _CHUNK)
     ]
     if not parts:
@@ -79,6 +79,7 @@ def _chunk(
     stride: Floats,
     dilation: Floats,
     moved: Floats,
+    *,
     device: Device,
     constant: Calibration,
 ) -> KernelTimes:
