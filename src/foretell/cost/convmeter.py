@@ -178,14 +178,17 @@ class ConvMeter:
         update = table.phase == PHASES.index("optimizer")
         parts["weights"] = values.get("update.weights", 0.0) * of.weights
         constant = np.where(update, values.get("update.constant", 0.0) / max(1.0, float(update.sum())), constant)
-        time = parts["compute"] + parts["inputs"] + parts["outputs"] + parts["weights"]
-        nothing = np.zeros(len(table))
+        # Terms add up, so the larger of arithmetic and traffic takes the sum: the time is their maximum, as everywhere.
+        arithmetic, traffic = parts["compute"], parts["inputs"] + parts["outputs"] + parts["weights"]
+        time = arithmetic + traffic
+        by_arithmetic = arithmetic >= traffic
+        compute = np.where(by_arithmetic, time, arithmetic)
         return OpTimes(
-            compute_s=time,
-            memory_s=nothing,
+            compute_s=compute,
+            memory_s=np.where(by_arithmetic, traffic, time),
             launch_s=constant,
-            host_s=nothing,
-            ideal_s=np.minimum(of.compute, time),
+            host_s=np.zeros(len(table)),
+            ideal_s=np.minimum(of.compute, compute),
             details={**{f"{term}_s": part for term, part in parts.items()}, "constant_s": constant},
             notes=() if own else (f"no coefficients of {device.name}: those of all devices, by its data sheet",),
         )
