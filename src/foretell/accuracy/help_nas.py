@@ -62,7 +62,7 @@ def read(folder: Path, *, spaces: tuple[str, ...] = tuple(SPACES), every: int = 
     `folder` is the one that holds ``help-nas``. Equal ops of an architecture are one row, repeated. Groups are
     architectures. Raises InputError naming file and row of what is malformed.
     """
-    tables = []
+    tables: list[Measured] = []
     for space in spaces:
         path = folder / "help-nas" / f"{space}_gpu_latency_ms.csv.gz"
         if path.exists():

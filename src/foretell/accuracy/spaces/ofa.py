@@ -24,6 +24,7 @@ STAGES = (
 )
 STEM, FINAL, MIX = 16, 960, 1280
 DEPTH = 4  # blocks a stage may have
+_NOTHING: Rows = ()
 
 
 def divisible(channels: float) -> int:
@@ -72,12 +73,12 @@ def _conv_norm(x: Map, channels: int, kernel: int, stride: int, groups: int, act
 def _block(
     x: Map, channels: int, kernel: int, expansion: int, stride: int, activation: str, squeeze: bool
 ) -> tuple[Map, Rows]:
-    wide, rows = x, ()
+    wide, rows = x, _NOTHING
     if expansion != 1:
         wide, rows = _conv_norm(x, divisible(x.channels * expansion), 1, 1, 1, activation)
     deep, depthwise = _conv_norm(wide, wide.channels, kernel, stride, wide.channels, activation)
     y, projection = _conv_norm(deep, channels, 1, 1, 1, "")
-    rows += depthwise + (_squeeze(deep) if squeeze else ()) + projection
+    rows += depthwise + (_squeeze(deep) if squeeze else _NOTHING) + projection
     return y, rows + pointwise("add.Tensor", y, y) if y == x else rows
 
 
