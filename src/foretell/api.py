@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, overload
 
 from foretell.errors import InputError
@@ -46,7 +47,8 @@ def predict(
     *example_inputs: Any,
     on: str | Device | Sequence[str | Device],
     runtime: str = "eager",
-    model: str = "roofline",
+    model: str = "auto",
+    calibration: str | Path | None = None,
     power_limit_w: float | None = None,
     clock_hz: float | None = None,
     **settings: Any,
@@ -54,7 +56,8 @@ def predict(
     """What one step takes on a device: an `Estimate` (time, memory, energy, cost, and what limits it).
 
     `on` is a device name, a `Device`, or several (``"t4,l4"`` or a list), which give a list of estimates.
-    `runtime` is ``eager`` or ``compiled``, `model` a name of `foretell.cost.models`; `power_limit_w` and `clock_hz` are
+    `runtime` is ``eager`` or ``compiled``, `model` a name of `foretell.cost.models` or ``auto`` (the one that
+    knows the device best), `calibration` a file that ``foretell calibrate`` wrote; `power_limit_w` and `clock_hz` are
     what the device is set to (its TDP, boost); the rest goes to `capture`.
     """
     from foretell.cost import estimate, lower
@@ -70,5 +73,6 @@ def predict(
     program = lower(graph, runtime)  # once for all devices
     how: dict[str, Any] = {"runtime": runtime, "model": model, "program": program}
     how |= {"power_limit_w": power_limit_w, "clock_hz": clock_hz}
+    how["calibration"] = None if calibration is None else Path(calibration)
     estimates = [estimate(graph, d, **how) for d in devices]
     return estimates if several else estimates[0]

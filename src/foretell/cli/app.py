@@ -76,9 +76,10 @@ def predict(
     precision: opt.Precision = None,
     layout: opt.Layout = None,
     runtime: opt.Runtime = "eager",
-    model: opt.Model = "roofline",
+    model: opt.Model = "auto",
     power_limit: opt.PowerLimit = None,
     clock: opt.Clock = None,
+    calibration: opt.Calibration = None,
     sort: Annotated[
         str,
         typer.Option(
@@ -104,6 +105,7 @@ def predict(
     with progress(f"Costing {graph.name}"):
         program = cost.lower(graph, runtime)
         how: dict[str, Any] = {"runtime": runtime, "model": model, "program": program, **limits}
+        how["calibration"] = calibration
         estimates = [cost.estimate(graph, d, **how) for d in devices]
     batches: dict[str, int | None] = {}
     if largest_batch or workload.startswith("llm:"):
@@ -184,7 +186,7 @@ def explain(
     precision: opt.Precision = None,
     layout: opt.Layout = None,
     runtime: opt.Runtime = "eager",
-    model: opt.Model = "roofline",
+    model: opt.Model = "auto",
 ) -> None:
     """How the time of one operation comes about: the formula with its numbers in it."""
     from foretell import cost, report
@@ -295,10 +297,11 @@ def _devices(names: str) -> list[Device]:
 
 
 def _check(runtime: str, model: str) -> None:
-    from foretell.cost.model import Settings, models
+    from foretell.cost.model import AUTO, Settings, models
 
     Settings(runtime=runtime)
-    models()[model]
+    if model != AUTO:
+        models()[model]
 
 
 def _limits(devices: list[Device], power_limit: str | None, clock: str | None) -> dict[str, float | None]:
@@ -381,4 +384,4 @@ def _write(graph: Graph, path: Path) -> None:
 
 
 # Commands with files of their own; each registers itself on `app`, so it must exist by now.
-from foretell.cli import occupancy  # noqa: E402, F401
+from foretell.cli import calibrate, occupancy  # noqa: E402, F401

@@ -81,7 +81,12 @@ Layout = Annotated[
     typer.Option("--layout", metavar="NAME", help="nchw (the default) or nhwc (channels last).", rich_help_panel=_HOW),
 ]
 Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager or compiled.", rich_help_panel=_HOW)]
-Model = Annotated[str, typer.Option("--model", metavar="NAME", help="The cost model.", rich_help_panel=_HOW)]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="The cost model (auto: the best for the device).", rich_help_panel=_HOW
+    ),
+]
 PowerLimit = Annotated[
     str | None,
     typer.Option(
@@ -91,6 +96,13 @@ PowerLimit = Annotated[
 Clock = Annotated[
     str | None,
     typer.Option("--clock", metavar="CLOCK", help="A locked clock, e.g. 1.2GHz (up to boost).", rich_help_panel=_HOW),
+]
+
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="What foretell calibrate wrote for the device.", rich_help_panel=_HOW
+    ),
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="JSON; its schema is in docs/schema.md.")]

@@ -6,14 +6,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from foretell import documents
 from foretell.errors import InputError, unknown
 
 SCHEMA = "foretell.calibration/1"
+LIMIT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,21 @@ def load(model: str) -> Calibration:
     """The shipped calibration of a cost model."""
     source = files("foretell.cost") / "calibrations" / f"{model}.json"
     return parse(source.read_text(encoding="utf-8"), source.name)
+
+
+def local() -> Calibration | None:
+    """What ``foretell calibrate --here`` found on this machine, or None before it ran."""
+    from foretell.hardware.local import CALIBRATION, local_folder
+
+    path = local_folder() / CALIBRATION
+    if not path.is_file():
+        return None
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, changed: int) -> Calibration:
+    return parse(documents.read_text(path, "calibration", LIMIT_BYTES), str(path))
 
 
 def parse(text: str, where: str) -> Calibration:

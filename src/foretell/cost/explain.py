@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.cost.model import OpTimes, Settings, models
+from foretell.cost.model import AUTO, OpTimes, Settings, default_model, models
 from foretell.cost.program import lower
 from foretell.errors import InputError
 from foretell.graph import Graph, Tensor
@@ -12,7 +12,7 @@ from foretell.units import format_count, format_time
 _WIDTH = 80
 
 
-def explain(graph: Graph, device: Device, op_index: int, *, runtime: str = "eager", model: str = "roofline") -> str:
+def explain(graph: Graph, device: Device, op_index: int, *, runtime: str = "eager", model: str = AUTO) -> str:
     """How the time of op number `op_index` of `graph` on `device` comes about, in at most 80 columns.
 
     Raises InputError for an index the graph does not have.
@@ -24,6 +24,8 @@ def explain(graph: Graph, device: Device, op_index: int, *, runtime: str = "eage
             f"it has ops 0 to {len(graph.ops) - 1}; list them with `foretell capture … --ops`",
         )
     op = graph.ops[op_index]
+    if model == AUTO:
+        model = default_model(device)
     predictor = models()[model]
     settings = Settings.of(graph, runtime)
     program = lower(graph, runtime)

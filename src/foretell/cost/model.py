@@ -142,9 +142,22 @@ def models() -> Mapping[str, CostModel]:
     >>> models()["roofline"].name
     'roofline'
     """
-    from foretell.cost import convmeter, roofline  # noqa: F401  (they register themselves)
+    from foretell.cost import convmeter, cpu, roofline  # noqa: F401  (they register themselves)
 
     return REGISTRY
+
+
+AUTO = "auto"
+
+
+def default_model(device: Device) -> str:
+    """The model that predicts `device` best: on a processor that was calibrated here, the one made for it."""
+    if device.kind == "cpu" and device.name == "local":
+        from foretell.cost.calibration import local
+
+        if local() is not None:
+            return "cpu"
+    return "roofline"
 
 
 def schedule(times: OpTimes, repeat: Floats) -> Step:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from foretell.cost.energy import activity_of, check_limits, energy_of, power_of, throttle
 from foretell.cost.estimate import BOUNDS, Estimate, Memory, OpEstimates, frozen
-from foretell.cost.model import OpTimes, Settings, Step, models
+from foretell.cost.model import AUTO, OpTimes, Settings, Step, default_model, models
 from foretell.cost.program import Program, lower
 from foretell.graph import Graph
 from foretell.hardware.device import Device
 
 # What a step's time leaves out whatever the graph.
 _LEFT_OUT = ("data loading", "host-device input copies")
+
+# Numbers of a data sheet that times depend on and that have stand-ins, and by what each that is unknown widens an
+# interval: the square root of how far cards of one generation differ in them.
+_TIMED: Mapping[str, tuple[str, ...]] = {
+    "gpu": ("multiprocessors", "boost_clock_hz", "l2_bytes"),
+    "cpu": ("multiprocessors", "l2_bytes", "l3_bytes"),
+    "accelerator": (),
+}
+_PER_UNKNOWN = 1.3
 
 # A module is split into its children while it holds more than this share of the time.
 _MODULE_SHARE = 0.25
@@ -27,7 +37,8 @@ def estimate(
     device: Device,
     *,
     runtime: str = "eager",
-    model: str = "roofline",
+    model: str = AUTO,
+    calibration: Path | None = None,
     memory: Memory | None = None,
     program: Program | None = None,
     power_limit_w: float | None = None,
@@ -36,12 +47,20 @@ def estimate(
     """How long, how large and how dear one step of `graph` is on `device`.
 
     `memory` and `program` (the graph lowered for `runtime`) are computed where not given; both depend on the graph
-    alone, or nearly, so one caller asking for many devices may pass them on. `power_limit_w` and `clock_hz` are what
-    the device is set to (its TDP, boost). Raises UnknownNameError for a runtime or model we do not know, InputError
-    where the device lacks a number that nothing stands in for, or does not allow a limit.
+    alone, or nearly, so one caller asking for many devices may pass them on. `model` is ``auto`` for the one that
+    knows the device best; `calibration` a file that ``foretell calibrate`` wrote for it. `power_limit_w` and
+    `clock_hz` are what the device is set to (its TDP, boost). Raises UnknownNameError for a runtime or model we do not
+    know, InputError where the device lacks a number that nothing stands in for, or does not allow a limit.
     """
     check_limits(device, power_limit_w, clock_hz)
+    if model == AUTO:
+        model = default_model(device)
     predictor = models()[model]
+    if calibration is not None:
+        from foretell.cost.scales import calibrated
+
+        predictor = calibrated(calibration, device, model)
+        model = predictor.name
     settings = Settings.of(graph, runtime)
     if program is None:
         program = lower(graph, runtime)
@@ -75,6 +94,11 @@ def estimate(
     )
     time_s = sum(breakdown.values())
     low, high, basis = predictor.interval(program, times, step, device, settings)
+    unknown = [name for name in _TIMED[device.kind] if getattr(device, name) is None]
+    if unknown:
+        wider = float(np.log(_PER_UNKNOWN) * np.sqrt(len(unknown)))
+        low, high = float(np.exp(-np.hypot(np.log(low), wider))), float(np.exp(np.hypot(np.log(high), wider)))
+        notes = (*notes, f"{', '.join(unknown)} of {device.name} unknown: the interval is wider for it")
     op_time = limit + launch
     energy = None if power is None else energy_of(power, activity, settled, op_time)
     ideal = float((times.ideal_s * repeat).sum())

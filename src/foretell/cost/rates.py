@@ -76,10 +76,13 @@ def _matrix_rate(device: Device, number_format: str) -> Rate:
     if best is None and number_format in _LAST_RESORT:
         best = _fastest(device, (_LAST_RESORT[number_format],))
     if best is None:
+        repair = f"add `{number_format}.tensor` or `fp32.vector` under [peaks] in its TOML file"
+        if device.name == "local":
+            repair = "run `foretell calibrate --here`, which measures it"
         raise InputError(
             f"no peak for {number_format} arithmetic, nor for a format that could stand in",
             f"device {device.name!r}",
-            f"add `{number_format}.tensor` or `fp32.vector` under [peaks] in its TOML file",
+            repair,
         )
     if best.runs_as != number_format and (number_format, best.runs_as) != ("tf32", "fp32"):
         best = Rate(
@@ -110,9 +113,10 @@ def vector_rate(device: Device) -> Rate:
             return Rate(peak, number_format, "vector")
     best = max((p for p in (device.peak("fp32"), device.peak("bf16"), device.peak("fp16")) if p), default=None)
     if best is None:
-        raise InputError(
-            "no peak for fp32 arithmetic", f"device {device.name!r}", "add `fp32.vector` under [peaks] in its TOML file"
-        )
+        repair = "add `fp32.vector` under [peaks] in its TOML file"
+        if device.name == "local":
+            repair = "run `foretell calibrate --here`, which measures it"
+        raise InputError("no peak for fp32 arithmetic", f"device {device.name!r}", repair)
     # Matrix engines outrun vector units 8 to 32 times within one chip.
     return Rate(best / 16, "fp32", "vector", f"fp32.vector of {device.name} unknown: taken as 1/16 of its matrix peak")
 
@@ -120,10 +124,11 @@ def vector_rate(device: Device) -> Rate:
 def bandwidth(device: Device) -> float:
     """Bytes/s of device memory. Raises InputError naming the key to add where unknown."""
     if device.memory_bandwidth_bytes_per_s is None:
+        repair = 'add `memory_bandwidth` (as in "2.0TB/s") to its TOML file'
+        if device.name == "local":
+            repair = "run `foretell calibrate --here`, which measures it"
         raise InputError(
-            "memory bandwidth unknown, and nothing stands in for it",
-            f"device {device.name!r}",
-            'add `memory_bandwidth` (as in "2.0TB/s") to its TOML file',
+            "memory bandwidth unknown, and nothing stands in for it", f"device {device.name!r}", repair
         )
     return device.memory_bandwidth_bytes_per_s
 

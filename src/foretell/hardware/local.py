@@ -1,18 +1,26 @@
-"""The machine at hand as a `Device`, from what the operating system and the driver report; nothing is measured."""
+"""The machine at hand as a `Device`: what the operating system and the driver report, and what was measured on it.
+
+Nothing is measured here: ``foretell calibrate --here`` does, and keeps the result in `local_folder`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from foretell import units
 from foretell.errors import InputError, UnknownNameError
 from foretell.hardware.device import Device, FrozenMap
-from foretell.hardware.loader import compute_capabilities
+from foretell.hardware.loader import compute_capabilities, load_device
 
-__all__ = ["local_device"]
+__all__ = ["CALIBRATION", "TOML", "local_device", "local_folder"]
+
+#: What ``foretell calibrate --here`` writes into `local_folder`.
+TOML, CALIBRATION = "local.toml", "local.calibration.json"
 
 #: (vendor, family, model) → (microarchitecture, fp32 FLOP per cycle and core); a multiply-add is 2.
 #: Two 256-bit FMA units give 32, two 512-bit ones 64. Source: WikiChip, pages of each microarchitecture.
@@ -33,13 +41,41 @@ _CORES: dict[tuple[str, int, tuple[int, ...]], tuple[str, int]] = {
 _NAMED_CLOCK = re.compile(r"@\s*([\d.]+\s*GHz)")
 
 
-def local_device(gpu: bool = True, proc: Path = Path("/proc"), system: Path = Path("/sys/devices/system")) -> Device:
-    """The first GPU that nvidia-smi reports (with `gpu`), else the CPU.
+def local_device(
+    gpu: bool = True,
+    proc: Path = Path("/proc"),
+    system: Path = Path("/sys/devices/system"),
+    measured: bool = True,
+) -> Device:
+    """The first GPU that nvidia-smi reports (with `gpu`), else the CPU; with what was measured on it (`measured`).
 
-    What cannot be read (a CPU's memory bandwidth, always) is None, and `Device.missing` says so.
+    What cannot be read (a CPU's memory bandwidth, before it is measured) is None, and `Device.missing` says so.
     """
-    found = _gpu() if gpu else None
-    return found or _cpu(proc, system)
+    found = (_gpu() if gpu else None) or _cpu(proc, system)
+    return _measured(found) if measured else found
+
+
+def local_folder() -> Path:
+    """Where what was measured on this machine is kept: ``$XDG_CONFIG_HOME/foretell``, by default ``~/.config``."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base else Path.home() / ".config") / "foretell"
+
+
+def _measured(found: Device) -> Device:
+    """`found` with the peaks and bandwidth that were measured on it, if they were."""
+    path = local_folder() / TOML
+    if found.name != "local" or not path.is_file():
+        return found
+    kept = load_device(path)
+    if (kept.title, kept.multiprocessors) != (found.title, found.multiprocessors):
+        return found  # the file is of another machine: a home folder may be shared
+    sources = {k: v for k, v in kept.sources.items() if k.startswith("peaks.") or k == "memory_bandwidth_bytes_per_s"}
+    return replace(
+        found,
+        peaks=FrozenMap({**found.peaks, **kept.peaks}),
+        memory_bandwidth_bytes_per_s=kept.memory_bandwidth_bytes_per_s or found.memory_bandwidth_bytes_per_s,
+        sources=FrozenMap({**found.sources, **sources}),
+    )
 
 
 def _gpu() -> Device | None:
