@@ -81,10 +81,9 @@ def fit(responses: Sequence[Response]) -> tuple[Calibration, Shape]:
         each = [pooled(rows, calibration, shape) for rows in some]
         return float(np.mean([np.minimum(e, 0.5).mean() for three in each for e in three[:2]]))
 
-    start = np.array([*(shipped[name] for name in list(FITTED)[:-2]), SHAPE.share, SHAPE.traffic])
-    x = np.log((start - low) / (high - start))
-    simplex = np.vstack([x, *(x + 0.5 * np.eye(len(x)))])
-    best = minimize(loss, x, method="Nelder-Mead", options={"maxfev": 200, "initial_simplex": simplex})
+    x = np.zeros(len(FITTED))  # the middle of each range: a start that knows no card
+    simplex = np.vstack([x, *(x + np.eye(len(x)))])
+    best = minimize(loss, x, method="Nelder-Mead", options={"maxfev": 260, "initial_simplex": simplex})
     return of(best.x)
 
 
