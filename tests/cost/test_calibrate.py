@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -159,6 +160,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     again = mb.run(path, 0.5, cases=FEW, clock=Counting())
     assert len(again) == 6
     assert again[0].mean_s == json.loads(kept[1])[2]
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 7
 
 
 def test_samples_of_another_machine_do_not_count(tmp_path):
@@ -215,6 +217,31 @@ def test_here_writes_what_predict_reads(tmp_path, monkeypatch):
     assert estimate(graph, local, calibration=found.calibration).time_s == pytest.approx(after.time_s)
     low, high = after.time_interval_s
     assert low < after.time_s < high
+
+
+def test_a_gpu_outside_the_catalogue(tmp_path, monkeypatch):
+    """Stand-ins for nvidia-smi and CUDA, whose events say 1 ms for any call: peak and bandwidth by hand."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho NVIDIA Quadro GV100, 32508 MiB, 1627 MHz, 250.00 W, 7.0\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    made = mb.modules
+    monkeypatch.setattr(mb, "modules", lambda case, device="cpu": made(case))
+
+    class Millisecond:
+        def seconds(self, call, runs):
+            return 1e-3 * runs
+
+    cases = (mb.Case("product", (512, 512), (("linear", 512, 512),)), mb.Case("stream", (2**22,), (("relu_",),)))
+    found = here(kind="gpu", seconds=0.2, cases=cases, clock=Millisecond())
+    assert found.toml == tmp_path / "foretell" / "local-gpu.toml"
+    gpu = device("local")
+    assert gpu.kind == "gpu"
+    assert gpu.peak("fp32") == pytest.approx(2 * 512**3 / 1e-3, rel=1e-3)
+    assert gpu.memory_bandwidth_bytes_per_s == pytest.approx(8 * 2**22 / 1e-3, rel=1e-3)
+    after = estimate(mb.graph_of(cases[0]), gpu, model="roofline", calibration=found.calibration)
+    assert any("scaled by measurements" in note for note in after.notes)
 
 
 def test_a_data_sheet_survives_its_file(tmp_path):
@@ -319,6 +346,9 @@ def test_half_a_data_sheet_widens_the_interval(t4):
     half = estimate(graph, replace(t4, multiprocessors=None, l2_bytes=None), model="roofline")
     ratio = [math.log(e.time_interval_s[1] / e.time_interval_s[0]) for e in (whole, half)]
     assert ratio[1] > ratio[0]
+    clockless = estimate(graph, replace(t4, boost_clock_hz=None), model="roofline")
+    log_high, wider = (math.log(e.time_interval_s[1] / e.time_s) for e in (whole, clockless))
+    assert wider == pytest.approx(math.hypot(log_high, math.log(1.3)))
     assert any("multiprocessors, l2_bytes of t4 unknown: the interval is wider" in note for note in half.notes)
 
 

@@ -19,8 +19,9 @@ from foretell.hardware.loader import compute_capabilities, load_device
 
 __all__ = ["CALIBRATION", "TOML", "local_device", "local_folder"]
 
-#: What ``foretell calibrate --here`` writes into `local_folder`.
-TOML, CALIBRATION = "local.toml", "local.calibration.json"
+#: What ``foretell calibrate --here`` writes into `local_folder`: data sheets by kind of device, the processor's model.
+TOML = {"cpu": "local.toml", "gpu": "local-gpu.toml"}
+CALIBRATION = "local.calibration.json"
 
 #: (vendor, family, model) → (microarchitecture, fp32 FLOP per cycle and core); a multiply-add is 2.
 #: Two 256-bit FMA units give 32, two 512-bit ones 64. Source: WikiChip, pages of each microarchitecture.
@@ -63,7 +64,7 @@ def local_folder() -> Path:
 
 def _measured(found: Device) -> Device:
     """`found` with the peaks and bandwidth that were measured on it, if they were."""
-    path = local_folder() / TOML
+    path = local_folder() / TOML[found.kind]
     if found.name != "local" or not path.is_file():
         return found
     kept = load_device(path)

@@ -384,15 +384,20 @@ def _blocked(
     small = (1.0 + c["convolution.rows"] / m) * (1.0 + c["convolution.depth"] / k)
     small *= np.where(image, c["convolution.image"], 1.0) * np.where(grouped, c["convolution.grouped"], 1.0)
     outputs = groups * m * n
-    vector = macs * c["element.depthwise"] + outputs * c["element.depthwise_output"]
+    # Blocked buffers hold whole blocks of channels, filled or not.
+    fuller_in = np.where(last | image, 1.0, _padded(groups * depth) / (groups * depth))
+    fuller_out = np.where(last, 1.0, _padded(groups * n) / (groups * n))
+    vector = (macs * c["element.depthwise"] + outputs * c["element.depthwise_output"]) * fuller_out
     arithmetic = np.where(depthwise, vector, 2.0 * macs * wide * small / rate)
 
     came, went = _input_bytes(table, rows), table.bytes_written[rows]
     weights = 4.0 * groups * n * k
-    byte = per_byte(came + went, caches, c)
-    plain = (came + c["fresh"] * went) * byte + faults(went, c)
-    reorder_in = np.where(last | image, 0.0, came * byte * c["read.reordered"] + faults(came, c))
-    reorder_out = np.where(last, 0.0, went * byte * c["read.reordered"] + faults(went, c))
+    blocked_in, blocked_out = came * fuller_in, went * fuller_out
+    byte = per_byte(blocked_in + blocked_out, caches, c)
+    plain = (blocked_in + c["fresh"] * blocked_out) * byte + faults(went, c)
+    reordered = byte * c["read.reordered"]
+    reorder_in = np.where(last | image, 0.0, 0.5 * (came + blocked_in) * reordered + faults(blocked_in, c))
+    reorder_out = np.where(last, 0.0, 0.5 * (went + blocked_out) * reordered + faults(blocked_out, c))
     conversion = np.where(strided[rows], came * byte * c["read.reordered"], 0.0)
     traffic = plain + reorder_in + reorder_out + conversion + weights * c["read.weights"] * weights_byte[rows]
     return arithmetic, traffic
