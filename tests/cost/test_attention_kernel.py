@@ -51,8 +51,8 @@ def test_more_sequences_queries_or_keys_take_no_less(name: str) -> None:
     sides = [np.round(2.0 ** random.uniform(0, top, 200)) for top in (10, 13, 14)]
     for grown in range(3):
         larger = [side * (2.0 if i == grown else 1.0) for i, side in enumerate(sides)]
-        # Splitting the keys of few tiles has a cost that more tiles save.
-        assert (times(name, *larger).time_s >= 0.9 * times(name, *sides).time_s).all()
+        # Dividing the keys of few tiles has a cost that more tiles save.
+        assert (times(name, *larger).time_s >= 0.93 * times(name, *sides).time_s).all()
 
 
 @pytest.mark.parametrize("name", DEVICES[:5])

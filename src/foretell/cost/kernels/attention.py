@@ -131,8 +131,8 @@ def _chunk(
     partial = np.where(split > 1.0, 2.0 * split * batch * rows * (depth + 2.0) * 4.0, 0.0)
     # A causal mask lets the last keys go unread where no query sees them: not here, each is seen by some query.
     from_dram = (queries + cache) * (1.0 - hit)
-    drawn = np.minimum(blocks, sms) * constant["dram.sm_bytes_per_cycle"] * clock
-    memory = from_dram / np.minimum(dram * constant["dram.efficiency"], drawn)
+    memory = np.broadcast_to(from_dram / (dram * constant["dram.efficiency"]), blocks.shape)
+    # Each block draws what it walks, from wherever it is, no faster than a multiprocessor can.
     l2_moved = queries + 2.0 * tiles * walked * depth * kv_bytes * passes + partial
     served = l2_moved / (np.minimum(blocks, sms) * constant["l2.bytes_per_cycle"] * clock)
 
