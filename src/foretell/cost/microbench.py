@@ -177,8 +177,8 @@ def cpu_cases() -> tuple[Case, ...]:
         cases.append(_linear(m, n, k))
     cases += [_one("bmm", *s) for s in ((1536, 49, 49), (48, 197, 197), (192, 49, 49), (12, 197, 197))]
     cases += [_one("bmm_scores", *s) for s in ((1536, 49, 32), (48, 197, 64), (96, 49, 32))]
-    for shape in ((8, 6, 197, 64), (1, 6, 197, 64), (8, 12, 197, 64), (1, 12, 577, 64), (512, 3, 49, 32)):
-        cases.append(_one("attention", *shape))
+    heads = ((8, 6, 197, 64), (1, 6, 197, 64), (8, 12, 197, 64), (1, 12, 577, 64), (512, 3, 49, 32))
+    cases += [_one("attention", *s) for s in heads]
     # Convolutions: (batch, channels in, out, height, window, stride, groups).
     for batch in (1, 8):
         cases += [

@@ -28,6 +28,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -374,7 +375,7 @@ def _operators(lines: Sequence[Mapping[str, str]], where: str) -> tuple[list[Pro
         if dtype not in DTYPES:
             error = unknown("dtype", dtype, DTYPES)
             raise InputError(error.message, at, error.hint)
-        name, shapes, outputs, attrs = _OPERATORS[kind](lambda key, at=at, line=line: _whole(line, key, at))
+        name, shapes, outputs, attrs = _OPERATORS[kind](partial(_whole, line, at=at))
         tensors = [Tensor(shape, dtype, t) for t, shape in enumerate((*shapes, outputs))]
         op = make_op(name, tensors, tuple(range(len(shapes))), (len(shapes),), attrs=attrs)
         programs.append(Program.of(OpTable.from_ops([op], tensors)))
