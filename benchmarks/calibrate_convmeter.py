@@ -40,10 +40,11 @@ class CachedStore(programs.Store):
 
 def named(x: np.ndarray, prefix: str, train: bool) -> dict[str, float]:
     """Coefficients under their names, rounded."""
-    names = [f"forward.{term}" for term in TERMS]
-    if train:
-        names += [f"backward.{term}" for term in TERMS[:-1]] + ["update.weights"]
-    return {f"{prefix}.{name}": float(f"{value:.4g}") for name, value in zip(names, x, strict=True)}
+    values = {f"forward.{term}": value for term, value in zip(TERMS, x, strict=False)}
+    if train:  # a step's time alone does not tell its passes apart
+        values |= {f"backward.{term}": values[f"forward.{term}"] for term in TERMS[:-1]}
+        values["update.weights"] = x[len(TERMS)]
+    return {f"{prefix}.{name}": float(f"{value:.4g}") for name, value in values.items()}
 
 
 def solve(found: list[Case]) -> np.ndarray:
@@ -76,7 +77,7 @@ def main() -> None:
         for condition in dict.fromkeys(c.condition for c in found):
             own = [c for c in found if c.condition == condition]
             train = mode == "train"
-            if len(own) < 24:
+            if len(own) < 2 * len(own[0].columns):
                 continue
             rows[condition] = len(own)
             constants |= named(solve(own), condition, train)

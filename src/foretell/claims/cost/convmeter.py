@@ -45,8 +45,8 @@ class Case:
 
         if not self.backward[-1]:
             return np.array(self.forward)
-        # One constant: those of forward, backward and update cannot be told apart in the time of a step.
-        return np.concatenate([self.forward, self.backward[:-1], self.update])
+        # A step's time does not tell its passes apart: both have the same coefficients, and there is one constant.
+        return np.concatenate([self.forward[:-1] + self.backward[:-1], self.forward[-1:], self.update])
 
 
 def cases(mode: str, share: int = SHARE, store: Any = None) -> Iterator[Case]:
@@ -109,7 +109,7 @@ def held_out(found: list[Case]) -> list[tuple[Case, float]]:
         families = np.array([case.family for case in own])
         for family in dict.fromkeys(families.tolist()):
             out = families == family
-            if (~out).sum() >= columns.shape[1]:
+            if (~out).sum() >= 2 * columns.shape[1]:  # else there is no telling
                 predicted = columns[out] @ least_squares(columns[~out], measured[~out])
                 result += list(zip([case for case in own if case.family == family], predicted.tolist(), strict=True))
     return result
