@@ -38,6 +38,7 @@ _BACKWARD = PHASES.index("backward")
 _TILES = np.array([16.0, 64.0, 128.0, 16.0, 64.0, 128.0])[:, None]  # query rows, undivided and divided
 _DIVIDED = np.array([False, False, False, True, True, True])[:, None]
 _KEYS = 64.0  # of one step of the loop
+_MAY_KEEP = 1.25  # L2's sizes between two uses of the keys, up to which part of them may still be there
 _DECODING = 64.0  # rows up to which kernels divide the keys
 _EXPONENTIALS_PER_CYCLE = 16.0
 _CHUNK = 4096
@@ -163,7 +164,7 @@ def _chunk(
         compute_s=compute,
         memory_s=moved,
         latency_s=chosen(total) - np.maximum(compute, moved) + chosen(extra),
-        floor_s=np.maximum(needed / (peak * query_bytes / kv_bytes), (queries + cache) * (1.0 - hit) / dram),
+        floor_s=np.maximum(needed / (peak * query_bytes / kv_bytes), cache * (kv_distance > _MAY_KEEP * l2) / dram),
         blocks=chosen(blocks),
         threads=threads,
         registers=np.full(len(rows), 168.0 if shared else 255.0),

@@ -57,6 +57,7 @@ _TILES = (
 _TM, _TN = (np.array(side, dtype=np.float64)[:, None] for side in zip(*_TILES, strict=True))
 _REACH = 128.0 * 256.0 / (128.0 + 256.0)
 _CHUNK = 2048
+_MAY_KEEP = 1.25  # L2's sizes between two uses of an operand, up to which part of it may still be there
 _CYCLE_STEP = 64.0  # bytes of k one loop step takes
 
 
@@ -229,7 +230,7 @@ def _chunk(
     compute, moved = chosen(np.maximum(np.maximum(pipe, cache), powered)), chosen(memory)
     floor = np.maximum(
         2.0 * batch * m * n * k / peak,
-        np.maximum(a_once * (1 - a_hit) + b_once * (1 - b_hit) + c_once * (1 - c_hit), 0.0) / dram,
+        (a_once * (a_distance > _MAY_KEEP * l2) + b_once * (b_distance > _MAY_KEEP * l2)) / dram,
     )
     return KernelTimes(
         compute_s=compute,
@@ -270,6 +271,7 @@ def quantize(m: Floats, k: Floats, scheme: str, device: Device, constants: Calib
     chain = k * constants["quantize.chain_cycles"] / (device.boost_clock_hz or 1.5e9)
     return np.maximum(streamed, computed) + chain + constants[f"quantize.{scheme}.start_s"]
 
+
 #: What a residual of matrix products goes by, all dimensionless.
 FEATURES = (
     "log2_m",
@@ -290,8 +292,6 @@ FEATURES = (
     "scheme",
     "operands_in_shared",
 )
-#: Directions physics gives: what no longer fits the cache can only take longer.
-MONOTONE = {"log2_b_per_l2": 1, "log2_c_per_l2": 1}
 
 
 @dataclass(frozen=True, slots=True)
