@@ -202,7 +202,7 @@ def main() -> None:
     print(PAPER)
     report("shipped calibration, in sample", works, lambda _: start)
     without = {
-        left_out: fit([w for w in sample if group_of(w.device) != left_out], start, evaluations=8)
+        left_out: fit([w for w in sample if group_of(w.device) != left_out], start, evaluations=20)
         for left_out in sorted({group_of(w.device) for w in works})
     }
     report("leave one GPU group out", works, lambda work: without[group_of(work.device)])
