@@ -78,6 +78,7 @@ def read_table(path: Path) -> list[Measured]:
     names = set(columns["device"])
     if len(names) != 1:
         raise InputError(f"mixes devices: {', '.join(sorted(map(repr, names)))}", path.name, "split it by device")
+    gpu = device(names.pop())
     formats, rows_of = (_gemm if table == "gemm" else _attention)(columns, table)
     result = []
     for number_format in sorted(set(formats)):
@@ -86,7 +87,7 @@ def read_table(path: Path) -> list[Measured]:
         result.append(
             Measured(
                 name=f"aiconfigurator-{table}-{number_format}-{system}-{framework}",
-                device=device(names.copy().pop()),
+                device=gpu,
                 settings=Settings(),
                 program=Program.of(ops),
                 starts=np.arange(len(rows)),
