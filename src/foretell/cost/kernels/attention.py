@@ -70,29 +70,19 @@ def attention(
     batch, rows, keys, depth, _, query_bytes, kv_bytes = given
     if kv_distance is None:
         kv_distance = 2.0 * batch * (rows * query_bytes + keys * kv_bytes) * depth
-    columns = (*given, causal & ones.astype(np.bool_), backward & ones.astype(np.bool_), ones * kv_distance)
-    parts = [
-        _chunk(*(x[first : first + _CHUNK] for x in columns), device, constants) for first in range(0, count, _CHUNK)
-    ]
+    numbers = np.stack([*given, ones * kv_distance])
+    causal, backward = (np.broadcast_to(mask, count) for mask in (causal, backward))
+    parts = []
+    for first in range(0, count, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        parts.append(_chunk(numbers[:, part], causal[part], backward[part], device, constants))
     if not parts:
         return KernelTimes(*(np.zeros(0) for _ in fields(KernelTimes)))
     return KernelTimes(*(np.concatenate([getattr(x, f.name) for x in parts]) for f in fields(KernelTimes)))
 
 
-def _chunk(
-    batch: Floats,
-    rows: Floats,
-    keys: Floats,
-    depth: Floats,
-    peak: Floats,
-    query_bytes: Floats,
-    kv_bytes: Floats,
-    causal: Bools,
-    backward: Bools,
-    kv_distance: Floats,
-    device: Device,
-    constant: Calibration,
-) -> KernelTimes:
+def _chunk(numbers: Floats, causal: Bools, backward: Bools, device: Device, constant: Calibration) -> KernelTimes:
+    batch, rows, keys, depth, peak, query_bytes, kv_bytes, kv_distance = numbers
     sms = float(device.multiprocessors or 108)
     clock = device.boost_clock_hz or 1.5e9
     l2 = float(device.l2_bytes or 6 << 20)
@@ -154,7 +144,7 @@ def _chunk(
     row = np.arange(len(rows))
 
     def chosen(x: Floats) -> Floats:
-        return np.broadcast_to(x, time.shape)[best, row]
+        return np.asarray(np.broadcast_to(x, time.shape)[best, row], dtype=np.float64)
 
     tile = chosen(_TILES)
     compute, moved = chosen(np.maximum(np.maximum(pipe, served), powered)), chosen(memory)
@@ -240,7 +230,8 @@ class Attentions:
 
     def times(self, device: Device, constants: Calibration) -> KernelTimes:
         """Times of these ops."""
-        return attention(*(getattr(self, f.name) for f in fields(self)), device, constants)
+        sizes = self.batch, self.rows, self.keys, self.depth, self.peak_flops_per_s, self.query_bytes, self.kv_bytes
+        return attention(*sizes, self.causal, self.backward, device, constants)
 
     def features(self, times: KernelTimes, device: Device) -> Floats:
         """Features (op, `FEATURES`) of these ops, whose times are `times`."""

@@ -110,20 +110,11 @@ def gemm(
     never = np.zeros(rows, dtype=np.bool_)
     whole_k = never if whole_k is None else whole_k
     coarse = never if coarse is None else coarse
+    numbers = np.stack([batch, m, n, k, peak, a_bytes, b_bytes, out_bytes, a_distance, b_distance])
     parts = []
     for first in range(0, rows, _CHUNK):
         part = slice(first, first + _CHUNK)
-        parts.append(
-            _chunk(
-                *(x[part] for x in (batch, m, n, k, peak, a_bytes, b_bytes, out_bytes, a_once, b_once, c_once)),
-                a_distance[part],
-                b_distance[part],
-                whole_k[part],
-                coarse[part],
-                device,
-                constants,
-            )
-        )
+        parts.append(_chunk(numbers[:, part], whole_k[part], coarse[part], device, constants))
     if not parts:
         return KernelTimes(*(np.zeros(0) for _ in fields(KernelTimes)))
     return KernelTimes(*(np.concatenate([getattr(x, f.name) for x in parts]) for f in fields(KernelTimes)))
@@ -135,25 +126,9 @@ def _overlapped(*pipes: Floats) -> Floats:
     return np.asarray(np.sqrt(np.sqrt(squares)))
 
 
-def _chunk(
-    batch: Floats,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    peak: Floats,
-    a: Floats,
-    b: Floats,
-    c: Floats,
-    a_once: Floats,
-    b_once: Floats,
-    c_once: Floats,
-    a_distance: Floats,
-    b_distance: Floats,
-    whole_k: Bools,
-    coarse: Bools,
-    device: Device,
-    constant: Calibration,
-) -> KernelTimes:
+def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, constant: Calibration) -> KernelTimes:
+    batch, m, n, k, peak, a, b, c, a_distance, b_distance = numbers
+    a_once, b_once, c_once = batch * m * k * a, batch * n * k * b, batch * m * n * c
     sms = float(device.multiprocessors or 108)
     clock = device.boost_clock_hz or 1.5e9
     l2 = float(device.l2_bytes or 6 << 20)
@@ -220,7 +195,7 @@ def _chunk(
     row = np.arange(len(m))
 
     def chosen(x: Floats) -> Floats:
-        return np.broadcast_to(x, time.shape)[best, row]
+        return np.asarray(np.broadcast_to(x, time.shape)[best, row], dtype=np.float64)
 
     shared = operands_in_shared(device)
     tile_m, tile_n = chosen(tm), chosen(tn)
