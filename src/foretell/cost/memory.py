@@ -4,17 +4,27 @@ Three layers, each with its own source:
 
 * *allocated*: the graph's storages, alive from the op that allocates them to the last that uses them, plus what the
   libraries ask for while an op runs (`op_workspaces`, `persistent_workspace_bytes`);
-* *reserved*: a replay of the caching allocator over two steps (`foretell.cost.allocator`). Two, because what stays is
-  what the second step needs on top of the holes the first one left. As in PyTorch, the optimiser's state is created
-  when it first steps, in memory that the activations of that step have freed;
+* *reserved*: a replay of the caching allocator over three steps (`foretell.cost.allocator`). The second finds the
+  holes the first one left; in the first, the optimiser's state is created only when it first steps, in memory that the
+  activations have freed, and a search of cuDNN empties the cache again and again, so that only the third step starts
+  from a full cache, as all that follow do;
 * *framework*: what the driver and the libraries hold for their code, outside the allocator (`framework_bytes`).
+
+A step is one turn of a loop: what the turn before returned is bound to the caller's variable (``y = model(x)``) until
+the new result takes its place, so a forward pass runs beside the output of the one before. In the breakdown that output
+counts as activations, and in inference it is there twice while the last op runs.
+
+What is reserved need not grow with the batch: tensors of 1 to 10 MiB are cut from segments of 20 MiB, whose rest may
+stay idle, and from 10 MiB on each gets a segment of its own size, so a slightly larger batch can reserve a little less.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +119,9 @@ def persistent_workspace_bytes(graph: Graph, device: Device) -> tuple[int, ...]:
     return (_CUBLAS_WORKSPACE_BYTES_HOPPER if kind == _HOPPER else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
 
 
-def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[int, ...]:
+def op_workspaces(
+    op: Op, tensors: tuple[Tensor, ...], device: Device, *, fastest: bool = False
+) -> tuple[int, ...]:
     """Scratch an op asks of the allocator while it runs, beyond its outputs: that of cuDNN's convolutions, in bytes.
 
     One entry for the forward pass, or one for each gradient wanted of input and weight; none for other ops.
@@ -131,6 +143,10 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
     Partial sums of weight gradients add up to some MiB, inputs of fewer channels than a kernel loads at once are
     padded, and a few shapes get another kind of kernel: none of this is counted. Depthwise convolutions have kernels
     of PyTorch's own, without workspace.
+
+    With `fastest` (``torch.backends.cudnn.benchmark``) the plan is the one that takes the least time, not cuDNN's first
+    guess: where a kernel without tensor cores, which reads NCHW as it is, ends before the copies and the tensor-core
+    kernel would, there is no workspace (`_direct_is_faster`).
     """
     kind = _library_kind(device)
     if op.kind != "convolution" or kind == 0:
@@ -149,10 +165,44 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device) -> tuple[
         forward, of_input, of_weight = x.nbytes + w.nbytes, everything - x.nbytes * last, everything
     else:
         forward, of_input, of_weight = 0, 0, 0
-    if not backward:
-        return (forward,)
-    wanted = op.attrs.get("grad_mask", (True, True))
-    return tuple(nbytes for nbytes, asked in zip((of_input, of_weight), wanted, strict=False) if asked)
+    wanted = op.attrs.get("grad_mask", (True, True)) if backward else (True,)
+    passes = ("input", "weight") if backward else ("forward",)
+    sizes = (of_input, of_weight) if backward else (forward,)
+    if fastest:
+        sizes = tuple(
+            0 if _direct_is_faster(of, nbytes, (x, w, y), groups, bool(op.attrs.get("transposed")), device) else nbytes
+            for of, nbytes in zip(passes, sizes, strict=True)
+        )
+    return tuple(nbytes for nbytes, asked in zip(sizes, wanted, strict=False) if asked)
+
+
+# Rows and columns of the smallest tile that tensor-core convolutions are built for (CUTLASS's and cuDNN's kernels are
+# named by it: 32x32 and up); narrower operands are padded to it.
+_SMALLEST_TILE = 32
+
+
+def _direct_is_faster(
+    of: str, workspace: int, operands: tuple[Tensor, Tensor, Tensor], groups: int, transposed: bool, device: Device
+) -> bool:
+    """Whether a pass of a convolution is over sooner on the ordinary units, by the numbers of the data sheet alone.
+
+    Both kernels take the longer of arithmetic and memory traffic. Tensor cores also pay for the copies in the
+    workspace, written once and read once, and for channels of a group below `_SMALLEST_TILE`, padded up to it.
+    """
+    x, w, y = operands
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    vector = device.peaks.get("fp32.vector")
+    tensor = device.peaks.get("tf32.tensor" if x.dtype == "float32" else "fp16.tensor")
+    if not workspace or not bandwidth or not vector or not tensor:
+        return False
+    dense = x if transposed else y  # the side whose every pixel meets the whole window
+    flops = 2 * math.prod(w.shape) * dense.shape[0] * math.prod(dense.shape[2:])
+    channels_in, channels_out = x.shape[1] // groups, y.shape[1] // groups
+    columns = {"forward": (channels_out,), "input": (channels_in,), "weight": (channels_in, channels_out)}[of]
+    padding = math.prod(max(c, _SMALLEST_TILE) / c for c in columns)
+    traffic = (x.nbytes + w.nbytes + y.nbytes) / bandwidth
+    direct = max(flops / vector, traffic)
+    return direct < max(padding * flops / tensor, traffic) + 2 * workspace / bandwidth
 
 
 # Kinds of NVIDIA GPU that get the same workspaces, by compute capability: below 7.0 (1), and from 7.0, 8.0 and 9.0 on.
@@ -170,18 +220,63 @@ def _library_kind(device: Device) -> int:
 # --- the step as allocator events ----------------------------------------------------------------------------------
 
 
+# Steps that are replayed; what is reported is the last.
+_REPEATS = 3
+
+
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Two steps as allocator events: `op` is the op each event belongs to, -1 before the first, in either step.
+    """Steps as allocator events: `op` is the op each event belongs to, -1 before the first, in any step.
 
-    Keys are indices into `storages` for the first step, then for the second, then workspaces. `second` is the index of
-    the second step's first event.
+    Keys are indices into `storages` for the first step, then for each that follows, then workspaces. `last` is the
+    index of the last step's first event. Ops in `skipped` repeat those that start at `like` (`_equal_rounds`).
     """
 
     storages: tuple[Storage, ...]
     events: list[tuple[int, int]]
     op: list[int]
-    second: int
+    last: int
+    skipped: range
+    like: range
+
+
+def _accumulated_in_place(graph: Graph) -> Graph:
+    """The graph with gradients that meet summed in place, as on a device.
+
+    Where a tensor's gradient comes from several ops, autograd adds into the one that is there if nothing else holds it
+    (PyTorch ≥ 1.12, ``torch/csrc/autograd/input_buffer.cpp``, `can_accumulate_inplace`), but never for the tensors of
+    a capture, which are a subclass: there each sum is a new tensor.
+    """
+    storages = list(graph.storages)
+    held_by: dict[int, int] = {}  # storage of a sum: the storage it is really in
+    for i, op in enumerate(graph.ops):
+        if op.phase != "backward" or op.name != "aten.add.Tensor" or len(op.inputs) != 2 or op.repeat > 1:
+            continue
+        there, new, total = (graph.tensors[t] for t in (*op.inputs, op.outputs[0]))
+        old = held_by.get(there.storage, there.storage)
+        before, after = storages[old], storages[total.storage]
+        fits = there.shape == new.shape == total.shape and before.nbytes == after.nbytes
+        if fits and before.born >= 0 and before.dies == i and after.born == i and new.storage != there.storage:
+            storages[old] = replace(before, dies=after.dies)
+            storages[total.storage] = replace(after, nbytes=0, dies=i)
+            held_by[total.storage] = old
+    return replace(graph, storages=tuple(storages)) if held_by else graph
+
+
+def _equal_rounds(graph: Graph) -> tuple[range, range]:
+    """Ops of micro-batches that only repeat the second, and the ops of that one; two empty ranges if there are none.
+
+    With gradient accumulation a step is many rounds of forward and backward passes. The first creates the gradients,
+    the second finds them, and so does each until the last, which the optimiser follows.
+    """
+    phases = [op.phase for op in graph.ops]
+    forward = [i for i, phase in enumerate(phases) if phase == "forward" and (i == 0 or phases[i - 1] != "forward")]
+    if len(forward) < 4 or phases[0] != "forward":
+        return range(0), range(0)
+    names = [[op.name for op in graph.ops[a:b]] for a, b in pairwise(forward[1:])]
+    if any(name != names[0] for name in names):
+        return range(0), range(0)
+    return range(forward[2], forward[-1]), range(forward[1], forward[2])
 
 
 def _in_pieces(graph: Graph) -> tuple[Storage, ...]:
@@ -210,8 +305,10 @@ def _in_pieces(graph: Graph) -> tuple[Storage, ...]:
 
 
 def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
+    graph = _accumulated_in_place(graph)
     storages = _in_pieces(graph)
     count, ops = len(storages), len(graph.ops)
+    skipped, like = _equal_rounds(graph)
     events: list[tuple[int, int]] = []
     at: list[int] = []
 
@@ -223,6 +320,8 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
     freed: dict[int, list[int]] = defaultdict(list)
     replaced: list[int] = []  # alive after the step: the next one makes them anew
     for index, storage in enumerate(storages):
+        if storage.dies is not None and storage.born in skipped and max(storage.dies, storage.born) in skipped:
+            continue
         if storage.born >= 0:
             born[storage.born].append(index)
             if storage.dies is None:
@@ -234,10 +333,13 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
     first_update = next((i for i, op in enumerate(graph.ops) if op.phase == "optimizer"), -1)
     late = {i for i, s in enumerate(storages) if s.born < 0 and s.role == "optimizer"} if first_update >= 0 else set()
     last_forward = max((i for i, op in enumerate(graph.ops) if op.phase == "forward"), default=ops - 1)
-    scratch = [op_workspaces(op, graph.tensors, device) for op in graph.ops]
+    scratch = [
+        () if i in skipped else op_workspaces(op, graph.tensors, device, fastest=cudnn_benchmark)
+        for i, op in enumerate(graph.ops)
+    ]
     searched: set[tuple[object, ...]] = set()  # convolutions that cudnn.benchmark has tried out
 
-    workspace = 2 * count
+    workspace = _REPEATS * count
     for index, storage in enumerate(storages):
         if storage.born < 0 and index not in late:
             emit(index, storage.nbytes, -1)
@@ -245,19 +347,19 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
         emit(workspace, nbytes, -1)
         workspace += 1
 
-    second = 0
-    for step in (0, 1):
-        offset = step * count
+    last = 0
+    for step in range(_REPEATS):
+        offset, before = step * count, (step - 1) * count
         if step:
-            second = len(events)
+            last = len(events)
             for index in replaced:  # the cache that a step leaves is the one that the next step finds
                 if storages[index].role == "kv_cache":
-                    emit(index, -1, -1)
+                    emit(before + index, -1, -1)
             for index in passing:
                 emit(offset + index, storages[index].nbytes, -1)
             for index in replaced:  # gradients of the last step go before the forward pass (``zero_grad``)
                 if storages[index].role == "gradient":
-                    emit(index, -1, -1)
+                    emit(before + index, -1, -1)
         for i in range(ops):
             if i == first_update and not step:
                 for index in sorted(late):
@@ -282,8 +384,8 @@ def _steps(graph: Graph, device: Device, cudnn_benchmark: bool) -> _Steps:
             if step and i == last_forward:  # the caller's variable is bound to the new output: the old one goes
                 for index in replaced:
                     if storages[index].role not in ("gradient", "kv_cache"):
-                        emit(index, -1, i)
-    return _Steps(storages, events, at, second)
+                        emit(before + index, -1, i)
+    return _Steps(storages, events, at, last, skipped, like)
 
 
 def _convolution_key(graph: Graph, index: int) -> tuple[object, ...]:
@@ -304,8 +406,9 @@ def peak_memory(
     """Peak memory of the step once it repeats, on a device.
 
     `framework` is one of `FRAMEWORKS`; `expandable_segments` and `cudnn_benchmark` are PyTorch's settings. The search
-    of ``torch.backends.cudnn.benchmark`` empties the allocator's cache after each new convolution of the first step,
-    which changes what is reserved for good; the gigabytes it may try for some milliseconds are not counted.
+    of ``torch.backends.cudnn.benchmark`` keeps the fastest plan of each convolution (`op_workspaces`) and empties the
+    allocator's cache after each new one of the first step, which changes what is reserved for good; the gigabytes it
+    may try for some milliseconds are not counted.
 
     Where the capacity would be exceeded only by what the allocator holds on to, the figure is that after it has given
     its cache back, as it would; where the step does not fit at all, the figure is what it would take.
@@ -320,7 +423,7 @@ def peak_memory(
         if tight.out_of_memory is None:
             result = tight
     allocated = result.allocated_bytes
-    start = max(steps.second - 1, 0)  # what is there when the second step begins
+    start = max(steps.last - 1, 0)  # what is there when the last step begins
     at = start + int(np.argmax(allocated[start:])) if len(allocated) else -1
     parts = dict.fromkeys(MEMORY_PARTS, 0)
     for part, nbytes in _live_parts(steps.storages, steps.events[: at + 1]).items():
@@ -332,7 +435,7 @@ def peak_memory(
         reserved_bytes=result.peak_reserved_bytes,
         allocated_bytes=int(allocated[at]) if at >= 0 else 0,
         breakdown=frozen(parts),
-        peak_op=steps.op[at] if at >= steps.second else -1,
+        peak_op=steps.op[at] if at >= steps.last else -1,
         capacity_bytes=capacity,
         timeline_bytes=_timeline(steps, allocated, len(graph.ops)),
     )
@@ -348,7 +451,7 @@ def _live_parts(storages: tuple[Storage, ...], events: list[tuple[int, int]]) ->
             live[key] = nbytes
     parts: dict[str, int] = defaultdict(int)
     for key, nbytes in live.items():
-        if key >= 2 * len(storages):
+        if key >= _REPEATS * len(storages):
             parts["workspaces"] += nbytes
         else:
             parts[_PART_OF_ROLE[storages[key % len(storages)].role]] += nbytes
@@ -356,16 +459,18 @@ def _live_parts(storages: tuple[Storage, ...], events: list[tuple[int, int]]) ->
 
 
 def _timeline(steps: _Steps, allocated: Ints, ops: int) -> Floats:
-    """Allocated bytes while each op of the second step runs: the most it comes to."""
+    """Allocated bytes while each op of the last step runs: the most it comes to."""
     timeline = np.zeros(ops)
-    op = np.array(steps.op[steps.second :], dtype=np.int64)
-    level = allocated[steps.second :].astype(np.float64)
-    start = float(allocated[steps.second - 1]) if steps.second else 0.0
+    op = np.array(steps.op[steps.last :], dtype=np.int64)
+    level = allocated[steps.last :].astype(np.float64)
+    start = float(allocated[steps.last - 1]) if steps.last else 0.0
     # An op begins with what the one before it left.
     before = np.searchsorted(op, np.arange(ops)) - 1
     timeline[:] = np.where(before >= 0, level[before] if len(level) else start, start)
     inside = op >= 0
     np.maximum.at(timeline, op[inside], level[inside])
+    if steps.skipped:
+        timeline[steps.skipped] = np.resize(timeline[steps.like], len(steps.skipped))
     return timeline
 
 
