@@ -119,9 +119,7 @@ def persistent_workspace_bytes(graph: Graph, device: Device) -> tuple[int, ...]:
     return (_CUBLAS_WORKSPACE_BYTES_HOPPER if kind == _HOPPER else _CUBLAS_WORKSPACE_BYTES,) * len(phases)
 
 
-def op_workspaces(
-    op: Op, tensors: tuple[Tensor, ...], device: Device, *, fastest: bool = False
-) -> tuple[int, ...]:
+def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device, *, fastest: bool = False) -> tuple[int, ...]:
     """Scratch an op asks of the allocator while it runs, beyond its outputs: that of cuDNN's convolutions, in bytes.
 
     One entry for the forward pass, or one for each gradient wanted of input and weight; none for other ops.
@@ -176,8 +174,8 @@ def op_workspaces(
     return tuple(nbytes for nbytes, asked in zip(sizes, wanted, strict=False) if asked)
 
 
-# Rows and columns of the smallest tile that tensor-core convolutions are built for (CUTLASS's and cuDNN's kernels are
-# named by it: 32x32 and up); narrower operands are padded to it.
+# Columns of the smallest tile of implicit-GEMM convolutions (cuDNN's kernels are named by their tiles, such as
+# ``scudnn_128x32`` and ``tilesize64x32x…``); narrower operands leave the rest of the tile idle.
 _SMALLEST_TILE = 32
 
 
@@ -186,8 +184,9 @@ def _direct_is_faster(
 ) -> bool:
     """Whether a pass of a convolution is over sooner on the ordinary units, by the numbers of the data sheet alone.
 
-    Both kernels take the longer of arithmetic and memory traffic. Tensor cores also pay for the copies in the
-    workspace, written once and read once, and for channels of a group below `_SMALLEST_TILE`, padded up to it.
+    Both kernels take the longer of arithmetic and memory traffic, and both pad the channels of a group to the columns
+    of their tile. Tensor cores also pay for the copies in the workspace, written once and read once. An inference from
+    how implicit GEMM works, not a measurement: cuDNN's own search runs the kernels.
     """
     x, w, y = operands
     bandwidth = device.memory_bandwidth_bytes_per_s
@@ -201,7 +200,7 @@ def _direct_is_faster(
     columns = {"forward": (channels_out,), "input": (channels_in,), "weight": (channels_in, channels_out)}[of]
     padding = math.prod(max(c, _SMALLEST_TILE) / c for c in columns)
     traffic = (x.nbytes + w.nbytes + y.nbytes) / bandwidth
-    direct = max(flops / vector, traffic)
+    direct = max(padding * flops / vector, traffic)
     return direct < max(padding * flops / tensor, traffic) + 2 * workspace / bandwidth
 
 
@@ -478,9 +477,7 @@ def _timeline(steps: _Steps, allocated: Ints, ops: int) -> Floats:
 _recent: list[tuple[Graph, dict[tuple[object, ...], tuple[_Steps, Replay]]]] = []
 
 
-def _replayed(
-    graph: Graph, device: Device, expandable_segments: bool, cudnn_benchmark: bool
-) -> tuple[_Steps, Replay]:
+def _replayed(graph: Graph, device: Device, expandable_segments: bool, cudnn_benchmark: bool) -> tuple[_Steps, Replay]:
     kind = (_library_kind(device), expandable_segments, cudnn_benchmark)
     if not _recent or _recent[0][0] is not graph:
         _recent[:] = [(graph, {})]
