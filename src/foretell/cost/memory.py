@@ -165,7 +165,7 @@ def op_workspaces(op: Op, tensors: tuple[Tensor, ...], device: Device, *, fastes
         forward, of_input, of_weight = 0, 0, 0
     wanted = op.attrs.get("grad_mask", (True, True)) if backward else (True,)
     passes = ("input", "weight") if backward else ("forward",)
-    sizes = (of_input, of_weight) if backward else (forward,)
+    sizes: tuple[int, ...] = (of_input, of_weight) if backward else (forward,)
     if fastest:
         sizes = tuple(
             0 if _direct_is_faster(of, nbytes, (x, w, y), groups, bool(op.attrs.get("transposed")), device) else nbytes
