@@ -403,6 +403,15 @@ def test_training_takes_what_it_must(captured: dict[str, Graph]) -> None:
     assert peak_memory(captured["infer"], A100).peak_bytes < memory.peak_bytes
 
 
+def test_a_search_is_replayed_for_each_device() -> None:
+    op, tensors = pointwise(32, 64)
+    storages = (Storage(1, "input"), Storage(tensors[2].nbytes, "output", 0), Storage(1, "parameter"))
+    step = replace(graph("f", []), ops=(op,), tensors=tensors, storages=storages)
+    slow = replace(A100, peaks={**A100.peaks, "fp32.vector": 1e12})  # of the same kind, but its copies repay
+    peaks = [peak_memory(step, on, framework="none", cudnn_benchmark=True).allocated_bytes for on in (A100, slow)]
+    assert peaks[0] < peaks[1]
+
+
 @pytest.mark.parametrize("search", [False, True])
 def test_more_steps_change_nothing(captured: dict[str, Graph], search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in captured.values():

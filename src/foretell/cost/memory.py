@@ -478,7 +478,9 @@ _recent: list[tuple[Graph, dict[tuple[object, ...], tuple[_Steps, Replay]]]] = [
 
 
 def _replayed(graph: Graph, device: Device, expandable_segments: bool, cudnn_benchmark: bool) -> tuple[_Steps, Replay]:
-    kind = (_library_kind(device), expandable_segments, cudnn_benchmark)
+    # A search picks by the device's speed; otherwise all devices of a kind get the same workspaces.
+    speed = (device.memory_bandwidth_bytes_per_s, *sorted(device.peaks.items())) if cudnn_benchmark else ()
+    kind = (_library_kind(device), expandable_segments, cudnn_benchmark, *speed)
     if not _recent or _recent[0][0] is not graph:
         _recent[:] = [(graph, {})]
     results = _recent[0][1]
