@@ -43,7 +43,7 @@ def measure(
     import timm
     import torch
 
-    from foretell.cost import microbench
+    from foretell.calibrate import microbench
 
     known: dict[str, list[float]] = json.loads(path.read_text()) if path.exists() else {}
     wanted = [m for m in models if any(len(known.get(f"{m}@{b}", ())) < passes for b in BATCHES)]

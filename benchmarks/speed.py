@@ -76,6 +76,41 @@ def case():
         1.0,
         None,
     ),
+    "100,000 ops by the kernel model": (
+        """
+import torch, foretell
+from foretell.cost import Settings, lower, models
+from foretell.cost.program import Program
+from foretell.graph import OpTable
+from foretell.hardware import device
+tables = [foretell.capture(f"timm:{name}", batch=b, precision="amp").table()
+          for name in ("resnet50", "vit_base_patch16_224", "efficientnet_b0") for b in (8, 16)]
+total = sum(len(t) for t in tables)
+program = Program.of(OpTable.concatenate(tables * (100_000 // total + 1)))
+assert len(program) >= 100_000
+model, gpu = models()["kernel"], device("rtx-4090")
+model.op_times(Program.of(tables[0]), gpu, Settings())
+def case():
+    model.op_times(program, gpu, Settings())
+""",
+        0.5,
+        None,
+    ),
+    "resnet50 by the learned model, costing alone": (
+        """
+import torch, foretell
+from foretell.cost import Settings, lower, models
+from foretell.hardware import device
+program = lower(foretell.capture("timm:resnet50", batch=8, precision="amp"))
+other = lower(foretell.capture("timm:resnet18", batch=8, precision="amp"))
+model, gpu = models()["learned"], device("rtx-4090")
+model.op_times(other, gpu, Settings())  # calibrations are read once
+def case():
+    model.op_times(program, gpu, Settings())
+""",
+        20e-3,
+        None,
+    ),
 }
 
 _RUNNER = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.cost import microbench
+from foretell.calibrate import microbench
 
 FEW = (
     microbench.Case("linear", (4, 8), (("linear", 8, 8),)),

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.cost.fitting import Fit
+from foretell.cost.fitting import Fit, slim
 from foretell.cost.residual import read
 from foretell.cost.trees import Forest
 from foretell.errors import InputError
@@ -49,6 +49,17 @@ def test_a_written_residual_reads_back_and_its_interval_covers(tmp_path: Path) -
     assert 0.75 < np.mean((np.log(low) <= y) & (y <= np.log(high))) < 0.97
     wide_low, _, wide_high = residual.factors(x, seen=False)
     assert np.median(wide_high / wide_low) > np.median(high / low)
+
+
+def test_a_slimmed_model_is_read_by_both_and_predicts_the_same() -> None:
+    x, y = problem()
+    booster = Fit("abcd", x, y).train(np.ones(len(y), dtype=bool), 0.5)
+    text = slim(booster.model_to_string())
+    assert len(text) < 0.6 * len(booster.model_to_string())
+    again = lightgbm.Booster(model_str=text)
+    np.testing.assert_allclose(again.predict(x), Forest.parse(text).predict(x), rtol=1e-9, atol=1e-9)
+    # Six digits move a threshold, and with it the few rows beside it.
+    assert np.mean(np.abs(again.predict(x) - booster.predict(x)) < 1e-4) > 0.99
 
 
 def test_nothing_but_a_lightgbm_model_is_read() -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from foretell.accuracy.programs import Programs
 from foretell.accuracy.slices import Row, Slice
+from foretell.cost.calibration import load
 from foretell.cost.model import CostModel, OpTimes, Settings
 from foretell.cost.program import Program
 from foretell.errors import ForetellError
@@ -20,7 +21,7 @@ from foretell.hardware.device import Device
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ISSUED = ("graph", "step", "call")
+ISSUED = ("graph", "step", "op", "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Measured:
 
     A table of single operators has ``starts = arange(n)``. `group` names what is held out together (a family, a
     shape). `issued` says how the measured work reached the device: ``graph`` (replayed, nothing waits for the host),
-    ``step`` (one op after another by a host) or ``call`` (one call between two events, launch gap included).
+    ``step`` (one op after another by a host, running ahead), ``op`` (the host waits for each op, as a table that adds
+    up ops measured apart) or ``call`` (one call between two events, launch gap included).
     `source` is the file it was read from, `label` what exactly each measurement was of, where that is worth a name.
     """
 
@@ -87,11 +89,14 @@ class Measured:
     def added(self, times: OpTimes) -> Floats:
         """Seconds of each measurement, given those of its operations."""
         repeat = self.program.table.repeat
+        if self.issued == "op":
+            return np.add.reduceat(np.maximum(times.busy_s, times.host_s) * repeat, self.starts)
         busy = np.add.reduceat(times.busy_s * repeat, self.starts)
         if self.issued == "graph":
             return busy
-        host = np.add.reduceat(times.host_s * repeat, self.starts)
-        return np.maximum(busy, host)
+        if self.issued == "call":
+            return busy + load("stream")["call.gap"]
+        return np.maximum(busy, np.add.reduceat(times.host_s * repeat, self.starts))
 
 
 _OWN = ("kernels", "issues", "group", "strided")  # columns of a program beside its table

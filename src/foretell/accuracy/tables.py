@@ -22,7 +22,7 @@ _EVERY = 25
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A folder of tables. `read(folder)` gives those that are there; `about` says what they hold."""
+    """A folder of tables. `read(data)` gives those that are there; `about` says what they hold."""
 
     name: str
     folder: str
@@ -53,13 +53,28 @@ def sources() -> dict[str, Source]:
     from foretell.accuracy import aiconfigurator, help_nas, neusight
 
     found = (
-        Source("aiconfigurator", "aiconfigurator", aiconfigurator.read, "matrix products and attention, CUDA graphs"),
-        Source("neusight-operators", "neusight", neusight.read_operators, "fp32 operators, called one by one"),
-        Source("neusight-models", "neusight", neusight.read_models, "fp32 transformers, inference and training"),
+        Source(
+            "aiconfigurator",
+            "aiconfigurator",
+            lambda data: aiconfigurator.read(data / "aiconfigurator"),
+            "matrix products and attention, CUDA graphs",
+        ),
+        Source(
+            "neusight-operators",
+            "neusight",
+            lambda data: neusight.read_operators(data / "neusight"),
+            "fp32 operators, called one by one",
+        ),
+        Source(
+            "neusight-models",
+            "neusight",
+            lambda data: neusight.read_models(data / "neusight"),
+            "fp32 transformers, inference and training",
+        ),
         Source(
             "help-nas",
             "help-nas",
-            lambda folder: help_nas.read(folder, every=_EVERY),
+            lambda data: help_nas.read(data, every=_EVERY),
             f"fp32 networks of three NAS spaces, every {_EVERY}th",
         ),
     )

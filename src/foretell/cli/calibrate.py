@@ -51,7 +51,7 @@ def calibrate(
             raise InputError(f"unknown kind of device {kind[:40]!r}", "--device", "give cpu or gpu")
         if not 1.0 <= seconds <= 3600.0:
             raise InputError(f"{seconds:g} seconds", "--seconds", "give 1 to 3600; 90 are enough")
-        from foretell.cost.calibrate import here as measure
+        from foretell.calibrate.here import here as measure
 
         with progress("Calibrating") as update:
             found = measure(out, seconds, kind=kind, progress=update)
@@ -65,8 +65,8 @@ def calibrate(
     assert table is not None
     if on is None:
         raise InputError("--from needs the device that was measured", "calibrate", "add --on DEVICE")
+    from foretell.calibrate.tables import from_table, write
     from foretell.cost.model import AUTO, default_model
-    from foretell.cost.scales import from_table, write
     from foretell.hardware import device
 
     measured = device(on)

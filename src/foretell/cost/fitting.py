@@ -34,7 +34,8 @@ ROUNDS = 200
 class Fit:
     """A problem: features `x` (rows, features), targets `y` = log(measured / physical), and how trees are grown.
 
-    `monotone` gives a feature's direction (+1: the residual may only grow with it) where physics says one.
+    LightGBM has no monotone quantile objective, so directions that physics knows are kept by what bounds a residual
+    (its clip, the floor under a corrected time), not by its trees.
     """
 
     def __init__(
@@ -44,7 +45,6 @@ class Fit:
         y: Floats,
         *,
         weights: Floats | None = None,
-        monotone: Mapping[str, int] | None = None,
         rounds: int = ROUNDS,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
@@ -53,12 +53,9 @@ class Fit:
         if not np.isfinite(y).all():
             raise ValueError("targets must be finite")
         self.features, self.x, self.y, self.weights, self.rounds = tuple(features), x, y, weights, rounds
-        directions = [(monotone or {}).get(name, 0) for name in features]
         # One thread: the tables are small, and OpenMP's spinning threads starve one another on a busy machine.
         fixed = {"verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 1}
         self.parameters = {**PARAMETERS, **(parameters or {}), **fixed}
-        if any(directions):
-            self.parameters["monotone_constraints"] = directions
 
     def train(self, rows: npt.NDArray[np.bool_], quantile: float) -> Any:
         """A LightGBM booster of one quantile on some rows."""
@@ -103,11 +100,8 @@ class Fit:
         """Train on all rows and write ``NAME.residual.json`` with its three text models."""
         everything = np.ones(len(self.y), dtype=np.bool_)
         for quantile_name, quantile in QUANTILES:
-            text = self.train(everything, quantile).model_to_string()
-            # What follows is a dump of parameters, with paths of the machine it ran on.
-            (folder / f"{name}.{quantile_name}.txt").write_text(
-                text.split("\nend of trees")[0] + "\nend of trees\n", encoding="utf-8"
-            )
+            text = slim(self.train(everything, quantile).model_to_string())
+            (folder / f"{name}.{quantile_name}.txt").write_text(text, encoding="utf-8")
         clip = [float(f"{edge:.4g}") for edge in np.quantile(self.y, (0.001, 0.999))]
         data = {
             "schema": SCHEMA,
@@ -117,3 +111,26 @@ class Fit:
             "provenance": dict(provenance),
         }
         (folder / f"{name}.residual.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+# What a tree is evaluated by, and what LightGBM wants to see to read it.
+_NEEDED = (
+    *("tree", "version", "num_class", "num_tree_per_iteration", "label_index", "max_feature_idx", "objective"),
+    *("feature_names", "feature_infos", "Tree", "num_leaves", "num_cat", "split_feature", "threshold"),
+    *("decision_type", "left_child", "right_child", "leaf_value", "is_linear", "shrinkage"),
+)
+
+
+def slim(text: str) -> str:
+    """A LightGBM text model without what only training needs: gains, counts, weights, and the dump of parameters.
+
+    Thresholds and leaves are kept to six digits. LightGBM reads the result as well.
+    """
+    lines = []
+    for line in text.split("\nend of trees")[0].splitlines():
+        key, _, value = line.partition("=")
+        if key in ("threshold", "leaf_value"):
+            lines.append(f"{key}=" + " ".join(f"{float(number):.6g}" for number in value.split()))
+        elif not key or key in _NEEDED:
+            lines.append(line)
+    return "\n".join(lines) + "\n\nend of trees\n"

@@ -142,7 +142,7 @@ def models() -> Mapping[str, CostModel]:
     >>> models()["roofline"].name
     'roofline'
     """
-    from foretell.cost import convmeter, cpu, roofline  # noqa: F401  (they register themselves)
+    from foretell.cost import convmeter, cpu, kernel, learned, roofline  # noqa: F401  (they register themselves)
 
     return REGISTRY
 
@@ -157,7 +157,7 @@ def default_model(device: Device) -> str:
 
         if local() is not None:
             return "cpu"
-    return "roofline"
+    return "learned" if device.kind == "gpu" else "roofline"
 
 
 def schedule(times: OpTimes, repeat: Floats) -> Step:

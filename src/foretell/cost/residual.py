@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from foretell.cost.trees import Forest
 from foretell.errors import InputError
+from foretell.hardware.device import Device
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,6 +48,10 @@ class Residual:
     clip: tuple[float, float]
     margins: Mapping[str, tuple[float, float]]
     provenance: Mapping[str, Any]
+
+    def has_seen(self, device: Device) -> bool:
+        """Whether measurements of this very device are among those it was fitted on."""
+        return device.name in self.provenance.get("devices", ())
 
     def factors(self, x: Floats, seen: bool = True) -> tuple[Floats, Floats, Floats]:
         """(low, mid, high) factors on a physical time for each row of `x` (rows, features); low ≤ mid ≤ high."""

@@ -63,6 +63,9 @@ _OPS_PER_ELEMENT = {
     "scan": 8.0,
 }
 
+# Filters of a group from which cuDNN's channels-last gradients fall back to slow kernels.
+_WIDE_GROUP = 64.0
+
 _MATRIX = ("matmul", "batched_matmul", "grouped_matmul", "convolution", "attention", "recurrent")
 _LIBRARY = (*_MATRIX, "normalization", "pooling", "sort", "fft", "linear_algebra")  # dearer to issue
 
@@ -205,7 +208,9 @@ class Roofline:
         result[dense & ~last] *= constant["compute.convolution.backward"]
         result[dense & last] *= constant["compute.convolution.backward.channels_last"]
         result[grouped & backward & ~last] *= constant["compute.grouped.backward"]
-        result[grouped & backward & last] *= constant["compute.grouped.backward.channels_last"]
+        wide = table.gemm_n >= _WIDE_GROUP
+        result[grouped & backward & last & ~wide] *= constant["compute.grouped.backward.channels_last"]
+        result[grouped & backward & last & wide] *= constant["compute.grouped.backward.channels_last.wide"]
         result[depthwise & backward] *= constant["compute.depthwise.backward"]
         result[attention & backward] *= constant["compute.attention.backward"]
         return result

@@ -17,6 +17,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2  # bits of LightGBM's `decision_type`; the next two are how missing values count
+_NODES = ("split_feature", "threshold", "decision_type", "left_child", "right_child")
 _ROWS = 2048  # at a time: rows × trees nodes are held at once
 
 
@@ -97,10 +98,19 @@ class Forest:
 
 def _tree(block: str) -> dict[str, Floats]:
     fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-    names = ("split_feature", "threshold", "decision_type", "left_child", "right_child", "leaf_value")
-    if fields.get("num_leaves") == "1":  # no split: both ways lead to the one leaf
+    leaves = int(fields["num_leaves"])
+    if leaves == 1:  # no split: both ways lead to the one leaf
         return {"leaf_value": np.array([float(fields["leaf_value"])])} | {
-            name: np.array([0.0 if name in ("split_feature", "threshold", "decision_type") else -1.0])
-            for name in names[:-1]
+            name: np.array([-1.0 if name.endswith("child") else 0.0]) for name in _NODES
         }
-    return {name: np.array([float(value) for value in fields[name].split()]) for name in names}
+    return {name: _numbers(fields[name], leaves - 1) for name in _NODES} | {
+        "leaf_value": _numbers(fields["leaf_value"], leaves)
+    }
+
+
+def _numbers(text: str, count: int) -> Floats:
+    """Numbers parted by spaces. Raises ValueError where there are not `count` of them."""
+    numbers = np.array(text.split(), dtype=np.float64)
+    if len(numbers) != count:
+        raise ValueError(f"{len(numbers)} numbers where a tree has {count}")
+    return numbers

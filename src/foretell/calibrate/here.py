@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost import calibration, microbench
+from foretell.calibrate import microbench
+from foretell.calibrate.microbench import Case, Clock, Sample
+from foretell.cost import calibration
 from foretell.cost.cpu import BANDWIDTH, FLOPS, caches_of
 from foretell.cost.kernels import cpu
-from foretell.cost.microbench import Case, Clock, Sample
 from foretell.cost.program import Program, lower
 from foretell.errors import InputError
 from foretell.graph import OpTable
@@ -167,8 +168,8 @@ def here(
         _write(path, calibration_of(fitted, found, device, provenance))
         errors = np.abs(list(fitted.residuals.values()))
     else:
+        from foretell.calibrate.tables import scales_of
         from foretell.cost.model import Settings, default_model, models
-        from foretell.cost.scales import scales_of
 
         name = default_model(device)
         model, settings = models()[name], Settings()

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from foretell.calibrate import microbench as mb
+from foretell.calibrate.here import fit, here, toml_of
+from foretell.calibrate.tables import factor_of, from_table, write
 from foretell.cost import Settings, estimate, lower, models
-from foretell.cost import microbench as mb
-from foretell.cost.calibrate import fit, here, toml_of
 from foretell.cost.kernels import cpu
 from foretell.cost.program import Program
-from foretell.cost.scales import calibrated, factor_of, from_table, parse, write
+from foretell.cost.scales import calibrated, parse
 from foretell.errors import ForetellError, InputError
 from foretell.graph import OpTable
 from foretell.graph.op import Tensor, make_op
@@ -240,7 +241,7 @@ def test_a_gpu_outside_the_catalogue(tmp_path, monkeypatch):
     assert gpu.kind == "gpu"
     assert gpu.peak("fp32") == pytest.approx(2 * 512**3 / 1e-3, rel=1e-3)
     assert gpu.memory_bandwidth_bytes_per_s == pytest.approx(8 * 2**22 / 1e-3, rel=1e-3)
-    after = estimate(mb.graph_of(cases[0]), gpu, model="roofline", calibration=found.calibration)
+    after = estimate(mb.graph_of(cases[0]), gpu, calibration=found.calibration)
     assert any("scaled by measurements" in note for note in after.notes)
 
 
