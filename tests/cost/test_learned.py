@@ -14,8 +14,8 @@ from foretell.cost import Settings, models
 from foretell.cost.features import FEATURES, step_features
 from foretell.cost.learned import Learned, familiarity
 from foretell.cost.program import Program
-from foretell.cost.rates import vector_rate
 from foretell.cost.residual import Residual
+from foretell.graph.table import DTYPE_CODE
 from foretell.hardware import device
 
 GPU = device("rtx-4090")
@@ -39,7 +39,8 @@ def residual(low: float, mid: float, high: float, ranges: tuple[float, float] = 
         MappingProxyType(forests),  # type: ignore[arg-type]
         (-5.0, 5.0),
         MappingProxyType({"seen": (0.0, 0.0), "unseen": (0.1, 0.1)}),
-        {"devices": [GPU.name], "ranges": dict.fromkeys(FEATURES, ranges), "foreign_interval": [0.5, 2.0]},
+        {"devices": [GPU.name], "ranges": dict.fromkeys(FEATURES, ranges), "foreign_interval": [0.5, 2.0],
+         "vector_interval": [0.8, 1.25]},
     )
 
 
@@ -98,7 +99,7 @@ def test_a_step_unlike_any_that_was_fitted_is_left_to_physics_with_a_wide_interv
 
 def test_familiarity_falls_with_the_share_of_features_out_of_range() -> None:
     steps = residual(1, 1, 1, ranges=(0.0, 1.0))
-    x = np.full((3, len(FEATURES)), 0.5)
+    x = np.full((3, len(FEATURES)), 0.6)
     x[1, :3] = 9.0
     x[2, : len(FEATURES) // 2] = 9.0
     near = familiarity(steps, x)
@@ -119,5 +120,13 @@ def test_an_unseen_gpu_gets_the_wider_interval() -> None:
 def test_features_are_finite_even_of_a_step_that_does_nothing() -> None:
     program = Program.of(op_table("aten.view.default", "float32"))
     times = models()["kernel"].op_times(program, GPU, Settings())
-    x = step_features(program, times, GPU, Settings(), vector_rate(GPU).flops_per_s, np.zeros(1, dtype=np.int64))
+    x = step_features(program, times, GPU, Settings(), np.zeros(1, dtype=np.int64))
     assert np.isfinite(x).all()
+
+
+def test_a_step_in_fp32_is_left_to_physics() -> None:
+    table = step(64).table
+    program = Program.of(replace(table, dtype=np.full_like(table.dtype, DTYPE_CODE["float32"])))
+    plain, times = (model(s).op_times(program, GPU, Settings(conv_tf32=False)) for s in (None, residual(1.2, 1.5, 2.0)))
+    np.testing.assert_allclose(times.busy_s, plain.busy_s)
+    assert times.details["interval_high"][0] == pytest.approx(1.25)

@@ -15,7 +15,7 @@ from foretell.accuracy.metrics import Score, score
 from foretell.accuracy.programs import Store
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
 from foretell.accuracy.tables import TableResult, judge, sources
-from foretell.cost.model import models
+from foretell.cost.model import AUTO, default_model, models
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.hardware.device import Device
 
@@ -106,18 +106,18 @@ def run(
     names: Sequence[str] | None = None,
     data: str | os.PathLike[str] | None = None,
     *,
-    model: str = "roofline",
+    model: str = AUTO,
     limit: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Predict the rows of the named slices and sources (all that are present, if None) and score them.
 
-    `limit` takes that many workloads, the same ones in every slice, chosen by a hash of their names so that any limit
-    is a fair sample. Results and captures are kept under `cache_dir` (default ``$FORETELL_CACHE``, else
-    ``~/.cache/foretell``) as they come, by the code and data they depend on; Ctrl-C ends the run early with a partial
-    report. Raises UnknownNameError for a slice or model we do not know, InputError where a named slice's files are not
-    in `data` or are malformed.
+    `model` is a cost model's name, or ``auto`` for what `foretell.predict` uses on each device. `limit` takes that many
+    workloads, the same ones in every slice, chosen by a hash of their names so that any limit is a fair sample. Results
+    and captures are kept under `cache_dir` (default ``$FORETELL_CACHE``, else ``~/.cache/foretell``) as they come, by
+    the code and data they depend on; Ctrl-C ends the run early with a partial report. Raises UnknownNameError for a
+    slice or model we do not know, InputError where a named slice's files are not in `data` or are malformed.
     """
     folder = data_folder(data)
     registry, tables = slices(), sources()
@@ -167,7 +167,7 @@ def run(
         for source in () if interrupted else wanted:
             found = source.read(folder)
             for done, table in enumerate(found, start=1):
-                results.append(judge(table, models()[model]))
+                results.append(judge(table, models()[default_model(table.device) if model == AUTO else model]))
                 if progress is not None:
                     progress(Progress(source.name, done, len(found)))
     except KeyboardInterrupt:
@@ -181,6 +181,7 @@ def _predictions(
     from foretell.hardware import device as find
 
     device = find(entry.device)
+    model = default_model(device) if model == AUTO else model
     kept = _Kept(None if root is None else root / "accuracy" / f"{entry.name}-{_fingerprint(model, device)}.jsonl")
     with kept:
         for row in rows:

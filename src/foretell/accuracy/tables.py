@@ -84,11 +84,12 @@ def sources() -> dict[str, Source]:
 def judge(table: Measured, model: CostModel) -> TableResult:
     """Predict a table and score it."""
     of = {"issued": table.issued, "mode": table.settings.mode}
+    name = table.name if table.device.name in table.name else f"{table.name} on {table.device.name}"
     try:
         seconds, low, high = table.predict(model)
     except ForetellError as error:
         reason = str(error).splitlines()[0][:200]
         failures = {reason: len(table)}
-        return TableResult(table.name, table.device.name, table.settings.runtime, len(table), None, of, failures)
+        return TableResult(name, table.device.name, table.settings.runtime, len(table), None, of, failures)
     found = score(table.measured_s.tolist(), seconds.tolist(), low.tolist(), high.tolist())
-    return TableResult(table.name, table.device.name, table.settings.runtime, len(table), found, of)
+    return TableResult(name, table.device.name, table.settings.runtime, len(table), found, of)

@@ -257,7 +257,7 @@ def accuracy(
     slices: Annotated[
         list[str] | None,
         typer.Option(
-            "--slice", metavar="NAME", help="A slice of the measurements; repeatable (all).", show_default=False
+            "--slice", metavar="NAME", help="A slice or source of measurements; repeatable (all).", show_default=False
         ),
     ] = None,
     data: Annotated[
@@ -267,7 +267,7 @@ def accuracy(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", help="Only a sample of N workloads.", show_default=False)
     ] = None,
-    model: opt.Model = "roofline",
+    model: opt.Model = "auto",
     json: opt.Json = False,
 ) -> None:
     """How well predictions agree with public measurements, slice by slice. Goes on where it was interrupted."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from foretell.cost.model import OpTimes, Settings
 from foretell.cost.program import Program
+from foretell.cost.rates import matrix_rate
 from foretell.graph import KINDS, PHASES
 from foretell.graph.kinds import base_name
 from foretell.hardware.device import Device
@@ -33,7 +34,7 @@ FEATURES: tuple[str, ...] = (
     *(f"share.{name}" for name in (*_PLAIN, *_CONVOLUTIONS, *_NORMS)),
     *(f"compute.{name}" for name in _MATRIX),
     "compute",  # share of the time that arithmetic limits
-    "tensor",  # share of the arithmetic at more than the vector units' rate
+    "tensor",  # share of the arithmetic at more than the rate of fp32
     "strided",
     "launch",
     "backward",
@@ -76,9 +77,7 @@ def classes(program: Program) -> dict[str, Bools]:
     return result
 
 
-def step_features(
-    program: Program, times: OpTimes, device: Device, settings: Settings, vector_flops_per_s: float, starts: Ints
-) -> Floats:
+def step_features(program: Program, times: OpTimes, device: Device, settings: Settings, starts: Ints) -> Floats:
     """Features (steps, `FEATURES`) of the steps that begin at rows `starts` of `program`, as `times` predicts them."""
     table = program.table
     busy = times.busy_s * table.repeat
@@ -94,6 +93,7 @@ def step_features(
     launch = 3e-6  # seconds: a typical launch, only a yardstick
     balance = device.peak("fp16") or device.peak("fp32") or 1.0
     l2 = device.l2_bytes or 4e6
+    in_fp32 = matrix_rate(device, "fp32").flops_per_s
 
     def share(mask: Bools) -> Floats:
         return _added(np.where(mask, busy, 0.0), starts) / total
@@ -104,7 +104,7 @@ def step_features(
     columns: dict[str, Floats] = {f"share.{name}": share(mask) for name, mask in of.items()}
     columns |= {f"compute.{name}": share(of[name] & by_arithmetic) for name in _MATRIX}
     columns["compute"] = share(by_arithmetic)
-    columns["tensor"] = of_flops(times.details["peak_flops_per_s"] > 1.01 * vector_flops_per_s)
+    columns["tensor"] = of_flops(times.details["peak_flops_per_s"] > 1.01 * in_fp32)
     columns["strided"] = share(program.strided)
     columns["launch"] = _added(times.launch_s * table.repeat, starts) / total
     columns["backward"] = share(table.phase == PHASES.index("backward"))

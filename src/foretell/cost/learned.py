@@ -23,7 +23,6 @@ from foretell.cost.features import FEATURES, step_features
 from foretell.cost.kernel import KERNEL, Kernel
 from foretell.cost.model import REGISTRY, OpTimes, Settings, Step, schedule
 from foretell.cost.program import Program
-from foretell.cost.rates import vector_rate
 from foretell.cost.residual import Residual
 from foretell.hardware.device import Device
 
@@ -92,10 +91,13 @@ class Learned:
     ) -> Correction:
         """What the residual of steps says of the steps that `times` predicts."""
         assert self.steps is not None
-        x = step_features(program, times, device, settings, vector_rate(device).flops_per_s, starts)
+        x = step_features(program, times, device, settings, starts)
         low, mid, high = self.steps.factors(x, self.steps.has_seen(device))
         familiar = familiarity(self.steps, x)
-        default_low, default_high = self.steps.provenance["foreign_interval"]
+        # Steps without tensor cores were measured, though not fitted; others foreign were not.
+        which = np.where(x[:, _TENSOR] < _ON_TENSOR_CORES, 0, 1)
+        known = np.array([self.steps.provenance[name] for name in ("vector_interval", "foreign_interval")])
+        default_low, default_high = known[which].T
         centre = mid**familiar
         return Correction(
             centre * (low / mid) ** familiar * default_low ** (1.0 - familiar),
