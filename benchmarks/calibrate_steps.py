@@ -39,7 +39,7 @@ from foretell.cost.model import models
 
 FOLDS = 5
 TREES = {"num_leaves": 24, "min_data_in_leaf": 12}
-WAITS = 0.8  # of the device's time: where the host takes more, a step says more of the host than of the device
+WAITS = 0.4  # of the device's time: where the host takes more, it may set the pace, as hosts differ twofold
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def product(m: int, n: int, k: int) -> Graph:
 
 
 def predicted(graph: Graph, name: str = "a100-sxm4-80gb", **limits: float):
-    return estimate(graph, device(name), memory=Memory(0, 0, 0, {}, -1, None), **limits)
+    return estimate(graph, device(name), model="roofline", memory=Memory(0, 0, 0, {}, -1, None), **limits)
 
 
 LARGE = product(8192, 8192, 8192)

@@ -84,14 +84,19 @@ specs = st.lists(
 runtimes = st.sampled_from(("eager", "compiled"))
 
 
-def predicted(graph: Graph, device: Device = CARD, runtime: str = "eager"):
-    return estimate(graph, device, runtime=runtime, memory=NO_MEMORY)
+gpu_models = st.sampled_from(("roofline", "kernel", "learned"))
+# A learned residual is no monotone function of a device or a step; physics is.
+physical = st.sampled_from(("roofline", "kernel"))
 
 
-@given(specs, runtimes)
+def predicted(graph: Graph, device: Device = CARD, runtime: str = "eager", model: str = "roofline"):
+    return estimate(graph, device, runtime=runtime, model=model, memory=NO_MEMORY)
+
+
+@given(specs, runtimes, gpu_models)
 @settings(deadline=None)
-def test_parts_sum_to_the_total(specs, runtime):
-    e = predicted(make(specs), runtime=runtime)
+def test_parts_sum_to_the_total(specs, runtime, model):
+    e = predicted(make(specs), runtime=runtime, model=model)
     assert e.time_s > 0
     assert set(e.breakdown_s) == set(BOUNDS)
     assert all(part >= 0 for part in e.breakdown_s.values())
@@ -103,40 +108,42 @@ def test_parts_sum_to_the_total(specs, runtime):
     assert e.time_s >= e.host_s * (1 - 1e-9)
 
 
-@given(specs, runtimes)
+@given(specs, runtimes, gpu_models)
 @settings(deadline=None)
-def test_utilisation_never_exceeds_one(specs, runtime):
-    e = predicted(make(specs), runtime=runtime)
+def test_utilisation_never_exceeds_one(specs, runtime, model):
+    e = predicted(make(specs), runtime=runtime, model=model)
     assert e.mfu is None or 0 < e.mfu <= 1
     assert (e.mfu is None) == (e.flops == 0)
 
 
-@given(specs, runtimes, st.floats(1, 100), st.sampled_from(("bandwidth", *CARD.peaks, "all")))
+@given(specs, runtimes, physical, st.floats(1, 100), st.sampled_from(("bandwidth", *CARD.peaks, "all")))
 @settings(deadline=None)
-def test_more_bandwidth_or_peak_never_predicts_slower(specs, runtime, factor, what):
+def test_more_bandwidth_or_peak_never_predicts_slower(specs, runtime, model, factor, what):
     graph = make(specs)
     if what == "bandwidth":
         better = replace(CARD, memory_bandwidth_bytes_per_s=2e12 * factor)
     else:
         peaks = {k: v * (factor if what in (k, "all") else 1.0) for k, v in CARD.peaks.items()}
         better = replace(CARD, peaks=FrozenMap(peaks))
-    assert predicted(graph, better, runtime).time_s <= predicted(graph, CARD, runtime).time_s * (1 + 1e-9)
+    plain = predicted(graph, CARD, runtime, model).time_s
+    assert predicted(graph, better, runtime, model).time_s <= plain * (1 + 1e-9)
 
 
-@given(specs, runtimes, st.integers(0, 7), st.integers(2, 100))
+@given(specs, runtimes, physical, st.integers(0, 7), st.integers(2, 100))
 @settings(deadline=None)
-def test_repeating_an_op_never_predicts_faster(specs, runtime, which, times):
+def test_repeating_an_op_never_predicts_faster(specs, runtime, model, which, times):
     graph = make(specs)
     index = which % len(graph.ops)
     ops = list(graph.ops)
     ops[index] = replace(ops[index], repeat=times)
-    assert predicted(replace(graph, ops=tuple(ops)), CARD, runtime).time_s >= predicted(graph, CARD, runtime).time_s
+    more = predicted(replace(graph, ops=tuple(ops)), CARD, runtime, model).time_s
+    assert more >= predicted(graph, CARD, runtime, model).time_s
 
 
-@given(specs)
+@given(specs, gpu_models)
 @settings(deadline=None)
-def test_energy_lies_between_idle_and_the_power_limit(specs):
-    e = predicted(make(specs))
+def test_energy_lies_between_idle_and_the_power_limit(specs, model):
+    e = predicted(make(specs), model=model)
     assert 50.0 * e.time_s * (1 - 1e-9) <= e.energy_j <= 400.0 * e.time_s * (1 + 1e-9)
 
 

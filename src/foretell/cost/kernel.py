@@ -40,6 +40,7 @@ from foretell.errors import ForetellError
 from foretell.graph import DTYPES, KINDS, PHASES, dtype_bytes
 from foretell.graph.kinds import base_name
 from foretell.hardware.device import Device
+from foretell.units import format_bytes, format_flops, format_time
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -113,6 +114,7 @@ class Kernel:
         for family, rows in families_of(program, times, device).items():
             if len(rows) and family in self.families:
                 columns.put(rows, *self._time(family, rows, program, times, device, residuals.get(family)))
+                columns.launches["family"][rows] = 1.0 + _FAMILIES.index(family)
         self._depthwise(program, columns)
         self._resampling(program, columns, device)
         columns.launch_as_usual(program)
@@ -224,23 +226,45 @@ class Kernel:
 
     def formula(self, program: Program, times: OpTimes, row: int, device: Device) -> list[str]:
         """The limits of one op, and the launch that was chosen for it."""
-        lines = self.rest.formula(program, times, row, device)
         value = {name: float(column[row]) for name, column in times.details.items()}
-        if value.get("blocks"):
-            lines += [
-                f"launched as {value['blocks']:,.0f} blocks of {value['threads']:.0f} threads,"
-                f" {value['registers']:.0f} registers a thread",
-                f"           {value['shared_bytes'] / 1024:.0f} KiB shared a block"
-                + (
-                    f", tile {value['tile_m']:.0f} × {value['tile_n']:.0f}, k in {value['split']:.0f} parts"
-                    if value["tile_m"]
-                    else ""
-                ),
+        launched = value.get("blocks", 0.0)
+        if not value.get("family"):
+            lines = self.rest.formula(program, times, row, device)
+        else:
+            name = _NAMES[int(value["family"])]
+            lines = [
+                "time = max(compute, memory) + launch",
+                "",
+                f"compute  = {format_time(float(times.compute_s[row]))}  arithmetic and caches of {name}",
+                f"           counted        {format_flops(2.0 * float(program.table.macs[row]))}",
+                f"           at peak        {format_time(float(times.ideal_s[row]))}",
+                f"memory   = {format_time(float(times.memory_s[row]))}  device memory",
+                f"           traffic        {format_bytes(value['dram_bytes'])}"
+                f"  (operands once: {format_bytes(value['moved_bytes'])})",
+                f"launch   = {format_time(float(times.launch_s[row]))}  launch, first and last wave, what pipes leave",
             ]
+        if launched:
+            lines.append(f"launched as {launched:,.0f} blocks of {value['threads']:.0f} threads")
+            each = f"{value['registers']:.0f} registers a thread, {value['shared_bytes'] / 1024:.0f} KiB shared a block"
+            lines.append(f"           {each}")
+            if value["tile_m"]:
+                tile = f"tile {value['tile_m']:.0f} × {value['tile_n']:.0f}"
+                parts = f", k in {value['split']:.0f} parts" if value["split"] > 1 else ""
+                lines.append(f"           {tile}{parts}")
+            if "occupancy" in value:
+                lines.append(f"           occupancy      {value['occupancy']:.0%}")
         return lines
 
 
 _FACTORS = ("op_factor", "interval_low", "interval_high")
+_NAMES = (
+    "",
+    "a product on tensor cores",
+    "a product on vector units",
+    "fused attention",
+    "an fp32 convolution",
+    "a streaming kernel",
+)
 _LAUNCH = ("blocks", "threads", "registers", "shared_bytes", "tile_m", "tile_n", "split", "dram_bytes")
 
 
@@ -261,7 +285,7 @@ class _Columns:
             times.compute_s.copy(),
             times.memory_s.copy(),
             times.launch_s.copy(),
-            {x: np.zeros(n) for x in _LAUNCH},
+            {x: np.zeros(n) for x in (*_LAUNCH, "family")},
             {x: np.ones(n) for x in _FACTORS},
         )
 
@@ -271,8 +295,8 @@ class _Columns:
             self.factors[name][rows] = column
         self.compute[rows], self.memory[rows] = kernel.compute_s, kernel.memory_s
         self.launch[rows] = kernel.latency_s
-        for name, column in self.launches.items():
-            column[rows] = getattr(kernel, name)
+        for name in _LAUNCH:
+            self.launches[name][rows] = getattr(kernel, name)
 
     def launch_as_usual(self, program: Program) -> None:
         """Launches of what no family took, of a size that is usual for its kind.

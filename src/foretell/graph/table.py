@@ -136,11 +136,11 @@ def _reduced(op: Op, tensors: Sequence[Tensor]) -> float:
         return 0.0
     source, result = tensors[op.inputs[0]], tensors[op.outputs[0]]
     if op.kind == "softmax":
-        return source.shape[op.attrs.get("dim", -1)] if source.shape else 1
+        return float(source.shape[op.attrs.get("dim", -1)]) if source.shape else 1.0
     if op.kind == "resample":
-        return math.prod(source.shape[:2])
+        return float(math.prod(source.shape[:2]))
     if op.kind == "pooling" and "window" in op.attrs:
-        return math.prod(op.attrs["window"])
+        return float(math.prod(op.attrs["window"]))
     # A norm puts out its statistics, one a row, after its result; one that is told them takes none.
     rows = tensors[op.outputs[1]] if op.kind == "normalization" and len(op.outputs) > 1 else result
     return max(source.elements, result.elements) / rows.elements if rows.elements else 0.0
