@@ -177,24 +177,16 @@ def _timm_switches(switches: Mapping[str, bool]) -> Iterator[None]:
     if not switches:
         yield
         return
-    from timm.layers import fast_norm, set_fast_norm, set_fused_attn
-
-    asked = fast_norm.is_autocast_enabled
-
-    def is_autocast_enabled(device: str = "cuda") -> bool:
-        """PyTorch knows no autocast on the meta device, where hybrids try their backbone out while they are built."""
-        return device != "meta" and bool(asked(device))
+    from timm.layers import set_fast_norm, set_fused_attn
 
     def turn(values: Mapping[str, bool]) -> None:
         set_fast_norm(values["fast_norm"])
         set_fused_attn(values["fused_attn"])
 
     turn({**_SWITCHES, **switches})
-    fast_norm.is_autocast_enabled = is_autocast_enabled
     try:
         yield
     finally:
-        fast_norm.is_autocast_enabled = asked
         turn(_SWITCHES)
 
 

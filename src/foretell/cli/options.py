@@ -84,7 +84,10 @@ Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager o
 Model = Annotated[
     str,
     typer.Option(
-        "--model", metavar="NAME", help="auto (the default), roofline, kernel, learned, convmeter or cpu.", rich_help_panel=_HOW
+        "--model",
+        metavar="NAME",
+        help="auto (the default), roofline, kernel, learned, convmeter or cpu.",
+        rich_help_panel=_HOW,
     ),
 ]
 PowerLimit = Annotated[
