@@ -101,6 +101,6 @@ def test_the_picture_is_drawn_from_a_real_run(tmp_path: Path) -> None:
     runpy.run_path(str(ROOT / "docs" / "card.py"))["main"](drawn)
     for svg in (drawn, ROOT / "docs" / "card.svg"):
         text = svg.read_text(encoding="utf-8").replace("&#160;", " ")
-        for expected in ("timm:resnet50 · inference", "3×224×224", "GFLOP", "roofline model"):
+        for expected in ("timm:resnet50 · inference", "3×224×224", "GFLOP", "learned model"):
             assert expected in text, svg
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # pictures may load nothing
