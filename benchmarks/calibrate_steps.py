@@ -38,7 +38,7 @@ from foretell.cost.learned import Learned
 from foretell.cost.model import models
 
 FOLDS = 5
-TREES = {"num_leaves": 24, "min_data_in_leaf": 12}
+TREES = {"num_leaves": 48, "min_data_in_leaf": 8, "lambda_l2": 2.0}
 WAITS = 0.4  # of the device's time: where the host takes more, it may set the pace, as hosts differ twofold
 
 
@@ -144,7 +144,7 @@ def held_out(
 
 def fit_of(steps: Steps) -> Fit:
     """The problem LightGBM is given."""
-    return Fit(FEATURES, steps.x, steps.y, weights=steps.weights, rounds=350, parameters=TREES)
+    return Fit(FEATURES, steps.x, steps.y, weights=steps.weights, rounds=500, parameters=TREES)
 
 
 def show(title: str, steps: Steps, quantiles: Quantiles, margins: tuple[float, float]) -> None:
