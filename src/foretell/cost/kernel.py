@@ -40,7 +40,7 @@ from foretell.errors import ForetellError
 from foretell.graph import DTYPES, KINDS, PHASES, dtype_bytes
 from foretell.graph.kinds import base_name
 from foretell.hardware.device import Device
-from foretell.units import format_bytes, format_flops, format_time
+from foretell.units import format_bytes, format_flops, format_rate, format_time
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -236,10 +236,17 @@ class Kernel:
                 "time = max(compute, memory) + launch",
                 "",
                 f"compute  = {format_time(float(times.compute_s[row]))}  arithmetic and caches of {name}",
-                f"           counted        {format_flops(2.0 * float(program.table.macs[row]))}",
-                f"           at peak        {format_time(float(times.ideal_s[row]))}",
+                *(
+                    [
+                        f"           counted        {format_flops(2.0 * float(program.table.macs[row]))}",
+                        f"           peak           {format_rate(value['peak_flops_per_s'], 'FLOP')}"
+                        f"  (alone {format_time(float(times.ideal_s[row]))})",
+                    ]
+                    if program.table.macs[row]
+                    else []
+                ),
                 f"memory   = {format_time(float(times.memory_s[row]))}  device memory",
-                f"           traffic        {format_bytes(value['dram_bytes'])}"
+                f"           traffic        {format_bytes(float(np.rint(value['dram_bytes'])))}"
                 f"  (operands once: {format_bytes(value['moved_bytes'])})",
                 f"launch   = {format_time(float(times.launch_s[row]))}  launch, first and last wave, what pipes leave",
             ]

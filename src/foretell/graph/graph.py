@@ -23,6 +23,9 @@ MODES: tuple[str, ...] = ("inference", "train", "prefill", "decode")
 SCHEMA = "foretell.graph/1"
 
 
+_latest: list[Any] = []  # the ops tabulated last, and their table
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """One step: its operations in the order they run, the tensors between them, the memory under those.
@@ -91,7 +94,11 @@ class Graph:
 
     def table(self) -> OpTable:
         """The ops as NumPy columns, for vectorised costing."""
-        return OpTable.from_ops(self.ops, self.tensors)
+        # A graph is often costed on many devices in a row.
+        if not _latest or _latest[0] is not self.ops:
+            _latest[:] = [self.ops, OpTable.from_ops(self.ops, self.tensors)]
+        table: OpTable = _latest[1]
+        return table
 
     def producers(self) -> Iterator[tuple[int, ...]]:
         """For each op in turn, the earlier ops whose writes it reads (through shared storages too)."""

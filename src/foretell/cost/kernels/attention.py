@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cost.calibration import Calibration
-from foretell.cost.kernels.gemm import operands_in_shared, power_rate
+from foretell.cost.kernels.gemm import operands_in_shared, powered_rate
 from foretell.cost.kernels.times import KernelTimes
 from foretell.cost.program import Program
 from foretell.cost.rates import bandwidth
@@ -128,7 +128,7 @@ def _chunk(numbers: Floats, causal: Bools, backward: Bools, device: Device, cons
     served = l2_moved / (np.minimum(blocks, sms) * constant["l2.bytes_per_cycle"] * clock)
 
     scores = batch * rows * np.where(causal, np.minimum(keys, 0.5 * (keys + _KEYS)), keys)
-    powered = work * 4.0 * scores * padded / peak / power_rate(device, constant)
+    powered = work * 4.0 * scores * padded / powered_rate(peak, device, constant)
     total = np.maximum((pipe**p + served**p + memory**p) ** (1.0 / p), powered)
     extra = constant["start_s"] + constant["start.cycles"] / clock
     each_round = constant["round_s"] + constant["round.cycles"] / clock

@@ -76,6 +76,16 @@ def power_rate(device: Device, constants: Calibration) -> float:
     return float(device.tdp_w / (joules * peak))
 
 
+# A multiply-add on vector units is taken to cost no more than this many of tensor cores.
+_DEAREST = 8.0
+
+
+def powered_rate(peak_flops_per_s: Floats, device: Device, constants: Calibration) -> Floats:
+    """FLOP/s that the card's power limit sustains in formats of these peaks (rows,)."""
+    fullest = matrix_rate(device, "bf16").flops_per_s
+    return np.maximum(peak_flops_per_s, fullest / _DEAREST) * power_rate(device, constants)
+
+
 def gemm(
     batch: Floats,
     m: Floats,
@@ -182,7 +192,7 @@ def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, const
     cache = l2_moved / l2_rate
 
     # Energy.
-    powered = tiles * area * (2.0 * k / (peak * power_rate(device, constant)))
+    powered = tiles * area * (2.0 * k / powered_rate(peak, device, constant))
     total = np.maximum(_overlapped(pipe, cache, memory), powered)
     # Latency beyond the pipes: the first loads and the last stores of each round that nothing else hides.
     fixed = constant["start_s"] + constant["start.cycles"] / clock
