@@ -33,7 +33,7 @@ from foretell.cost.kernels.times import KernelTimes
 from foretell.cost.model import REGISTRY, OpTimes, Settings, Step, schedule
 from foretell.cost.occupancy import achieved, limits_of, occupancy
 from foretell.cost.program import Program
-from foretell.cost.rates import matrix_rate, vector_rate
+from foretell.cost.rates import bandwidth, matrix_rate, vector_rate
 from foretell.cost.residual import Residual
 from foretell.cost.roofline import Roofline
 from foretell.errors import ForetellError
@@ -246,8 +246,10 @@ class Kernel:
                     else []
                 ),
                 f"memory   = {format_time(float(times.memory_s[row]))}  device memory",
-                f"           traffic        {format_bytes(float(np.rint(value['dram_bytes'])))}"
-                f"  (operands once: {format_bytes(value['moved_bytes'])})",
+                f"           read           {format_bytes(float(program.table.bytes_read[row]))}",
+                f"           written        {format_bytes(float(program.table.bytes_written[row]))}",
+                f"           not from L2    {format_bytes(float(np.rint(value['dram_bytes'])))}",
+                f"           bandwidth      {format_rate(bandwidth(device))}",
                 f"launch   = {format_time(float(times.launch_s[row]))}  launch, first and last wave, what pipes leave",
             ]
         if launched:
