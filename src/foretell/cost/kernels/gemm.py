@@ -67,11 +67,16 @@ def operands_in_shared(device: Device) -> bool:
     return major in ("9", "10")
 
 
+def _sixteen_bits(device: Device) -> float:
+    """FLOP/s of products in 16 bits, which the energy of one is counted from."""
+    return min(matrix_rate(device, name).flops_per_s for name in ("bf16", "fp16"))
+
+
 def power_rate(device: Device, constants: Calibration) -> float:
     """FLOP/s, as a share of the tensor cores' full rate, that the card's power limit sustains; may exceed 1."""
     if not device.tdp_w:
         return 2.0
-    peak = matrix_rate(device, "bf16").flops_per_s
+    peak = _sixteen_bits(device)
     joules = constants["power.shared_operands" if operands_in_shared(device) else "power.register_operands"]
     return float(device.tdp_w / (joules * peak))
 
@@ -82,7 +87,7 @@ _DEAREST = 8.0
 
 def powered_rate(peak_flops_per_s: Floats, device: Device, constants: Calibration) -> Floats:
     """FLOP/s that the card's power limit sustains in formats of these peaks (rows,)."""
-    fullest = matrix_rate(device, "bf16").flops_per_s
+    fullest = _sixteen_bits(device)
     return np.maximum(peak_flops_per_s, fullest / _DEAREST) * power_rate(device, constants)
 
 
