@@ -96,7 +96,7 @@ class Measured:
             return busy
         if self.issued == "call":
             return busy + load("stream")["call.gap"]
-        return np.maximum(busy, np.add.reduceat(times.host_s * repeat, self.starts))
+        return np.maximum(busy, times.start_s + np.add.reduceat(times.host_s * repeat, self.starts))
 
 
 _OWN = ("kernels", "issues", "group", "strided")  # columns of a program beside its table

@@ -47,7 +47,8 @@ class Settings:
 class OpTimes:
     """What a model says of each op, in seconds; columns parallel to `Program.table`, each for **one** run of the op.
 
-    The device is busy for ``max(compute_s, memory_s) + launch_s``. `host_s` is what the processor spends on issuing it.
+    The device is busy for ``max(compute_s, memory_s) + launch_s``. `host_s` is what the processor spends on issuing it,
+    `start_s` (one number) on the step before it issues the first.
     `ideal_s` is the arithmetic alone at the peak of its precision, never more than `compute_s`. `details` holds the
     model's named intermediate columns, for `explain`.
     """
@@ -59,6 +60,7 @@ class OpTimes:
     ideal_s: Floats
     details: Mapping[str, Floats]
     notes: tuple[str, ...] = ()
+    start_s: float = 0.0
 
     @property
     def busy_s(self) -> Floats:
@@ -167,7 +169,7 @@ def schedule(times: OpTimes, repeat: Floats) -> Step:
     ``max over j ≤ i of (host time up to j + device time of j … i)``. The step begins idle and ends synchronised.
     """
     busy = times.busy_s * repeat
-    issued = np.cumsum(times.host_s * repeat)
+    issued = times.start_s + np.cumsum(times.host_s * repeat)
     before = np.cumsum(busy) - busy
     # The host has issued the first run of a repeated op long before it has issued the last.
     first = issued - times.host_s * np.maximum(repeat - 1, 0)

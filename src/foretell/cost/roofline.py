@@ -166,6 +166,7 @@ class Roofline:
             launch_s=launch,
             host_s=host,
             ideal_s=ideal,
+            start_s=self._start(program, device),
             details={
                 "executed_flops": executed,
                 "peak_flops_per_s": peak,
@@ -242,6 +243,11 @@ class Roofline:
         result[depthwise & backward] *= constants["memory.depthwise.backward"]
         return result
 
+    def _start(self, program: Program, device: Device) -> float:
+        """What the host does before it issues a step's first op: a compiled step checks its guards."""
+        checks = program.runtime == "compiled" and device.kind != "cpu" and len(program)
+        return self.calibration["host.compiled_step"] if checks else 0.0
+
     def _overheads(self, program: Program, device: Device) -> tuple[Floats, Floats]:
         """Device-side launch time and host-side issue time of one run of each op."""
         table, constant = program.table, self.calibration
@@ -252,8 +258,6 @@ class Roofline:
         launch = program.kernels * constant["launch.kernel"]
         if program.runtime == "compiled":
             host = program.issues * constant["host.compiled_kernel"]
-            if len(host):
-                host[0] += constant["host.compiled_step"] / max(1.0, table.repeat[0])
         else:
             host = np.where(_IS_LIBRARY[table.kind], constant["host.library"], constant["host.op"])
             host = np.where(table.kind == _CODE["view"], constant["host.view"], host) * program.issues
