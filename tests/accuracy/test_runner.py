@@ -261,3 +261,13 @@ def test_predicting_from_kept_programs_is_fast(captures, data, tmp_path):
     start = time.process_time()
     run([NAME], data, cache_dir=tmp_path)
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize("content", [None, b"\x1f\x8b\x08\x00cut short", b"no gzip at all"])
+def test_a_source_without_readable_tables_is_named(tmp_path, content):
+    folder = tmp_path / "help-nas"
+    folder.mkdir()
+    if content is not None:
+        (folder / "fbnet_gpu_latency_ms.csv.gz").write_bytes(content)
+    with pytest.raises(InputError, match="help-nas"):
+        run(["help-nas"], tmp_path, cache_dir=tmp_path / "cache")

@@ -362,3 +362,12 @@ def test_a_processor_scales_with_its_data_sheet():
     assert body[0] / body[1] == pytest.approx(2.0)
     with pytest.raises(InputError, match="is a gpu"):
         models()["cpu"].op_times(lower(graph), device("t4"), Settings())
+
+
+def test_a_table_runs_no_file(tmp_path):
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    path = tmp_path / "table.csv"
+    path.write_text(f"workload,time_s\npy:{tmp_path / 'code.py'}:make,1.0\n")
+    with pytest.raises(InputError, match="would run a file"):
+        from_table(path, device("l4"), "roofline")
+    assert not (tmp_path / "ran").exists()

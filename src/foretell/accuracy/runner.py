@@ -165,7 +165,7 @@ def run(
             break
     try:
         for source in () if interrupted else wanted:
-            found = source.read(folder)
+            found = source.tables(folder)
             for done, table in enumerate(found, start=1):
                 results.append(judge(table, models()[default_model(table.device) if model == AUTO else model]))
                 if progress is not None:

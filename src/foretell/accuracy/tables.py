@@ -7,6 +7,8 @@ True
 
 from __future__ import annotations
 
+import csv
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from foretell.accuracy.measured import Measured
 from foretell.accuracy.metrics import Score, score
 from foretell.cost.model import CostModel
-from foretell.errors import ForetellError
+from foretell.errors import ForetellError, InputError
 
 # HELP's spaces hold 25,000 networks on five GPUs: every so-many-th is as good a sample.
 _EVERY = 25
@@ -32,6 +34,17 @@ class Source:
     def present(self, folder: Path) -> bool:
         """Whether the data folder has it."""
         return (folder / self.folder).is_dir()
+
+    def tables(self, folder: Path) -> list[Measured]:
+        """Its tables. Raises InputError where one is damaged, or there is none."""
+        where = str(folder / self.folder)
+        try:
+            found = self.read(folder)
+        except (EOFError, OSError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"a table is damaged: {error}", where, "place the files that its SOURCE.md lists") from error
+        if not found:
+            raise InputError("holds no table", where, "place the files that its SOURCE.md lists")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
