@@ -37,13 +37,13 @@ class Source:
 
     def tables(self, folder: Path) -> list[Measured]:
         """Its tables. Raises InputError where one is damaged, or there is none."""
-        where = str(folder / self.folder)
+        where, repair = str(folder / self.folder), "place the files that its SOURCE.md lists"
         try:
             found = self.read(folder)
         except (EOFError, OSError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"a table is damaged: {error}", where, "place the files that its SOURCE.md lists") from error
+            raise InputError(f"a table is damaged: {error}", where, repair) from error
         if not found:
-            raise InputError("holds no table", where, "place the files that its SOURCE.md lists")
+            raise InputError("holds no table", where, repair)
         return found
 
 

@@ -203,9 +203,8 @@ def _workloads(lines: Sequence[Mapping[str, str]], where: str) -> tuple[list[Pro
         key = tuple((line.get(name) or "").strip() for name in ("workload", "batch", "precision", "phase"))
         if key not in made:
             if key[0].partition(":")[0] == "py":  # a table is data
-                raise InputError(
-                    f"workload {key[0]!r} would run a file", f"{where}, row {_row(i)}", "capture it to a graph.json first"
-                )
+                at = f"{where}, row {_row(i)}"
+                raise InputError(f"workload {key[0]!r} would run a file", at, "capture it to a graph.json first")
             named = zip(("precision", "phase"), key[2:], strict=True)
             given: dict[str, Any] = {name: value for name, value in named if value}
             if key[1]:
