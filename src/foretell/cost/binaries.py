@@ -15,6 +15,7 @@ Files are not trusted: every offset and size is checked against the bytes there 
 from __future__ import annotations
 
 import re
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,7 +93,10 @@ def parse_ptxas(text: str, where: str = "ptxas -v") -> list[Kernel]:
 def read_binary(path: Path) -> list[Kernel]:
     """The kernels of a cubin, fatbin, object file or library. Raises InputError saying what is wrong and where."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # a pipe or device has no end
+            raise InputError("is not a regular file", str(path), "give a .cubin or .fatbin")
+        if status.st_size > _MOST_BYTES:
             raise InputError("is larger than a GiB", str(path), "give the cubin of the kernels in question")
         data = path.read_bytes()
     except OSError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -71,23 +69,23 @@ def _read(path: Path, changed: int) -> Calibration:
 def parse(text: str, where: str) -> Calibration:
     """Read a calibration. Raises InputError naming what is wrong and where."""
     repair = f"see the shipped files for schema {SCHEMA}"
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON: {error}", where, repair) from error
+    data = documents.read_json_text(text, where, "calibration")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f'"schema" is not {SCHEMA!r}', where, repair)
     for key in ("model", "constants", "intervals", "provenance"):
         if key not in data:
             raise InputError(f"missing key {key!r}", where, repair)
+    for key in ("constants", "intervals", "provenance"):
+        if not isinstance(data[key], dict):
+            raise InputError(f"{key} is no object", where, repair)
     constants = {}
     for name, value in data["constants"].items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        if not _is_number(value) or value < 0:
             raise InputError(f"constant {name!r} is {value!r}, not a number ≥ 0", where, repair)
         constants[name] = float(value)
     intervals = {}
     for name, pair in data["intervals"].items():
-        if not isinstance(pair, list) or len(pair) != 2 or not 0 < pair[0] <= pair[1]:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_number, pair)) or not 0 < pair[0] <= pair[1]:
             raise InputError(f"interval {name!r} is {pair!r}, not [low, high] with 0 < low ≤ high", where, repair)
         intervals[name] = (float(pair[0]), float(pair[1]))
     for name in ("default", "host"):
@@ -99,3 +97,8 @@ def parse(text: str, where: str) -> Calibration:
         MappingProxyType(intervals),
         MappingProxyType(data["provenance"]),
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number of a size that arithmetic bears."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e100
