@@ -59,3 +59,23 @@ def test_text_that_is_no_json_is_refused():
 def test_an_unknown_constant_lists_near_ones():
     with pytest.raises(UnknownNameError, match=r"compute\.matmul"):
         load("roofline")["compute.matmull"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("constants", []),
+        ("intervals", []),
+        ("provenance", 3),
+        ("constants", {"a": 1e308}),
+        ("constants", {"a": 10**400}),
+        ("intervals", {"default": ["a", "b"], "host": [1, 1]}),
+        ("intervals", {"default": [1, 10**400], "host": [1, 1]}),
+    ],
+)
+def test_a_damaged_calibration_is_refused_by_name(key, value):
+    good = {"schema": "foretell.calibration/1", "model": "m", "constants": {"a": 1.0}, "provenance": {}}
+    good["intervals"] = {"default": [0.5, 2.0], "host": [0.5, 2.0]}
+    assert parse(json.dumps(good), "here")["a"] == 1.0
+    with pytest.raises(InputError, match="here"):
+        parse(json.dumps({**good, key: value}), "here")
