@@ -62,7 +62,8 @@ class Memory:
 class OpEstimates:
     """Per-op columns of an estimate, parallel to `Graph.ops`. Times are of the step: one run times `repeat`.
 
-    `compute_s`, `memory_s` and `launch_s` are what each limit alone would take; `bound` indexes `BOUNDS`.
+    `compute_s`, `memory_s` and `launch_s` are what each limit alone would take; `bound` indexes `BOUNDS`. `gap_s` is
+    the part of `launch_s` that the device waits for the host before the op, `host_s` what the host spends on issuing it.
     """
 
     time_s: Floats
@@ -71,6 +72,8 @@ class OpEstimates:
     launch_s: Floats
     bound: npt.NDArray[np.int8]
     energy_j: Floats | None = None
+    gap_s: Floats | None = None
+    host_s: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.time_s)

@@ -122,7 +122,14 @@ def estimate(
         energy_j=None if energy is None else float(energy.sum()),
         cost_usd=None if device.price_usd_per_h is None else device.price_usd_per_h * time_s / 3600.0,
         ops=OpEstimates(
-            time_s=op_time, compute_s=compute, memory_s=moving, launch_s=launch, bound=bound, energy_j=energy
+            time_s=op_time,
+            compute_s=compute,
+            memory_s=moving,
+            launch_s=launch,
+            bound=bound,
+            energy_j=energy,
+            gap_s=step.gap_s,
+            host_s=times.host_s * repeat,
         ),
         modules=dearest_modules([op.module for op in graph.ops], op_time.tolist()),
         not_counted=frozen({**graph.not_counted, **dict.fromkeys(_LEFT_OUT, 0)}),
