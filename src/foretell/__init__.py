@@ -6,7 +6,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["capture", "cluster", "device", "devices", "predict"]
+__all__ = ["capture", "cluster", "device", "devices", "kv_cache", "kv_cache_bytes", "predict"]
 
 _HOMES = {
     "capture": "foretell.api",
@@ -14,6 +14,8 @@ _HOMES = {
     "device": "foretell.hardware",
     "devices": "foretell.hardware",
     "cluster": "foretell.hardware",
+    "kv_cache": "foretell.workload.kv",
+    "kv_cache_bytes": "foretell.workload.kv",
 }
 
 

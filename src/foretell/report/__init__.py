@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foretell.report.devices import device_list, device_view
     from foretell.report.documents import SCHEMAS, json_text, schema
     from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
+    from foretell.report.kv import kv_table, kv_view
     from foretell.report.ledger import claims_in_full, claims_table
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "graph_settings",
     "graph_summary",
     "json_text",
+    "kv_table",
+    "kv_view",
     "op_table",
     "schema",
     "sorted_estimates",
@@ -43,6 +46,7 @@ _NAMES = {
     "comparisons": ("SORT_KEYS", "comparison", "sorted_estimates"),
     "devices": ("device_list", "device_view"),
     "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),
+    "kv": ("kv_table", "kv_view"),
     "ledger": ("claims_in_full", "claims_table"),
     "documents": ("SCHEMAS", "json_text", "schema"),
 }
