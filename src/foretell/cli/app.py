@@ -91,14 +91,18 @@ def predict(
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", help="Also find the largest batch that fits (always done for llm:).")
     ] = False,
+    html: opt.Html = None,
+    trace: opt.Trace = None,
     json: opt.Json = False,
 ) -> None:
     """Time, memory, energy and cost of one step: a card for one device, a table for several."""
     from foretell import cost, report
+    from foretell.cli import files
     from foretell.cli.terminal import progress, show, show_text
 
     devices = _devices(on)
-    _check(runtime, model)
+    files.check(html, trace, len(devices))
+    check_model(runtime, model)
     limits = _limits(devices, power_limit, clock)
     report.sorted_estimates([], sort)
     graph, options = _capture(workload, context_)
@@ -113,6 +117,15 @@ def predict(
             batches = {d.name: _largest_batch(workload, context_, graph, d) for d in devices}
     estimates = report.sorted_estimates(estimates, sort)
     settings = report.graph_settings(graph, options)
+    if html is not None:
+        with progress("Writing the report"):
+            files.write_report(
+                html, workload=workload, captured=opt.capture_settings(context_.params), graph=graph,
+                estimates=estimates, devices=devices, how=how, settings=settings,
+                command=opt.command_line(context_), largest_batches=batches,
+            )  # fmt: skip
+    if trace is not None:
+        files.write_trace(trace, graph, estimates[0], program)
     if json:
         documents = [e.to_dict() | ({"largest_batch": batches[e.device]} if batches else {}) for e in estimates]
         show_text(report.json_text(documents if len(devices) > 1 else documents[0]))
@@ -121,6 +134,8 @@ def predict(
     else:
         largest = batches.get(devices[0].name)
         show(report.card(estimates[0], settings=settings, device=devices[0], largest_batch=largest))
+    if not json and (written := [path for path in (html, trace) if path is not None]):
+        show_text("\n" + "\n".join(f"wrote {path}" for path in written))
 
 
 @app.command()
@@ -150,7 +165,7 @@ def capture(
     from foretell.cli.terminal import show, show_text
 
     if out is not None:
-        _check_writable(out)
+        check_writable(out)
     graph, options = _capture(workload, context_)
     if out is not None:
         _write(graph, out)
@@ -196,7 +211,7 @@ def explain(
     devices = _devices(on)
     if len(devices) > 1:
         raise InputError(f"{on!r} names several devices", "--on", "explain on one")
-    _check(runtime, model)
+    check_model(runtime, model)
     graph, _ = _capture(workload, context_)
     if op is not None:
         show_text(cost.explain(graph, devices[0], op, runtime=runtime, model=model))
@@ -275,7 +290,7 @@ def accuracy(
     from foretell.accuracy import run, to_dict
     from foretell.cli.terminal import progress, show, show_text
 
-    _check("eager", model)
+    check_model("eager", model)
     with progress("Reading the measurements") as update:
         outcome = run(slices, data, model=model, limit=limit, progress=lambda p: update(p.slice, p.done, p.total))
     if json:
@@ -296,7 +311,8 @@ def _devices(names: str) -> list[Device]:
     return [device(name) for name in wanted]
 
 
-def _check(runtime: str, model: str) -> None:
+def check_model(runtime: str, model: str) -> None:
+    """Refuse a runtime or model that is not known, before anything slow begins."""
     from foretell.cost.model import AUTO, Settings, models
 
     Settings(runtime=runtime)
@@ -365,7 +381,8 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
         return 0
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Refuse a file for ``--out`` that cannot be written, before anything slow begins."""
     from foretell.errors import InputError
 
     if path.is_dir() or not path.parent.is_dir():
@@ -384,4 +401,4 @@ def _write(graph: Graph, path: Path) -> None:
 
 
 # Commands with files of their own; each registers itself on `app`, so it must exist by now.
-from foretell.cli import calibrate, kv, occupancy  # noqa: E402, F401
+from foretell.cli import calibrate, compare, kv, occupancy  # noqa: E402, F401

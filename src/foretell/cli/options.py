@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-_SHAPES = "What is captured"
+SHAPES = "What is captured"
 _TRAINING = "Training"
-_HOW = "How it runs"
+HOW = "How it runs"
 
 Workload = Annotated[
     str,
@@ -25,14 +26,14 @@ On = Annotated[str, typer.Option("--on", metavar="DEVICE[,DEVICE…]", help="Dev
 OneDevice = Annotated[str, typer.Option("--on", metavar="DEVICE", help="A device; see foretell devices.")]
 
 Batch = Annotated[
-    int | None, typer.Option("--batch", metavar="N", help="Samples in a step (1).", rich_help_panel=_SHAPES)
+    int | None, typer.Option("--batch", metavar="N", help="Samples in a step (1).", rich_help_panel=SHAPES)
 ]
 ImageSize = Annotated[
     int | None,
-    typer.Option("--image-size", metavar="N", help="Height and width (the model's own).", rich_help_panel=_SHAPES),
+    typer.Option("--image-size", metavar="N", help="Height and width (the model's own).", rich_help_panel=SHAPES),
 ]
 SeqLen = Annotated[
-    int | None, typer.Option("--seq-len", metavar="N", help="Tokens of a sequence.", rich_help_panel=_SHAPES)
+    int | None, typer.Option("--seq-len", metavar="N", help="Tokens of a sequence.", rich_help_panel=SHAPES)
 ]
 Input = Annotated[
     list[str] | None,
@@ -40,18 +41,18 @@ Input = Annotated[
         "--input",
         metavar="NAME=SHAPE:DTYPE",
         help="An input, e.g. x=8x3x224x224:float32; repeatable.",
-        rich_help_panel=_SHAPES,
+        rich_help_panel=SHAPES,
     ),
 ]
 Phase = Annotated[
     str | None,
     typer.Option(
-        "--phase", metavar="PHASE", help="inference (the default), train, prefill or decode.", rich_help_panel=_SHAPES
+        "--phase", metavar="PHASE", help="inference (the default), train, prefill or decode.", rich_help_panel=SHAPES
     ),
 ]
 Context = Annotated[
     int | None,
-    typer.Option("--context", metavar="N", help="Tokens cached before a decode step.", rich_help_panel=_SHAPES),
+    typer.Option("--context", metavar="N", help="Tokens cached before a decode step.", rich_help_panel=SHAPES),
 ]
 
 Train = Annotated[bool, typer.Option("--train", help="A training step: --phase train.", rich_help_panel=_TRAINING)]
@@ -73,38 +74,49 @@ Precision = Annotated[
         "--precision",
         metavar="NAME",
         help="fp32 (the default), tf32, amp, amp_bf16, bf16 or fp16.",
-        rich_help_panel=_HOW,
+        rich_help_panel=HOW,
     ),
 ]
 Layout = Annotated[
     str | None,
-    typer.Option("--layout", metavar="NAME", help="nchw (the default) or nhwc (channels last).", rich_help_panel=_HOW),
+    typer.Option("--layout", metavar="NAME", help="nchw (the default) or nhwc (channels last).", rich_help_panel=HOW),
 ]
-Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager or compiled.", rich_help_panel=_HOW)]
+Runtime = Annotated[str, typer.Option("--runtime", metavar="NAME", help="eager or compiled.", rich_help_panel=HOW)]
 Model = Annotated[
     str,
     typer.Option(
         "--model",
         metavar="NAME",
         help="auto (the default), roofline, kernel, learned, convmeter or cpu.",
-        rich_help_panel=_HOW,
+        rich_help_panel=HOW,
     ),
 ]
 PowerLimit = Annotated[
     str | None,
     typer.Option(
-        "--power-limit", metavar="POWER", help="A power limit, e.g. 250W (the card's own).", rich_help_panel=_HOW
+        "--power-limit", metavar="POWER", help="A power limit, e.g. 250W (the card's own).", rich_help_panel=HOW
     ),
 ]
 Clock = Annotated[
     str | None,
-    typer.Option("--clock", metavar="CLOCK", help="A locked clock, e.g. 1.2GHz (up to boost).", rich_help_panel=_HOW),
+    typer.Option("--clock", metavar="CLOCK", help="A locked clock, e.g. 1.2GHz (up to boost).", rich_help_panel=HOW),
 ]
 
 Calibration = Annotated[
     Path | None,
     typer.Option(
-        "--calibration", metavar="FILE", help="What foretell calibrate wrote for the device.", rich_help_panel=_HOW
+        "--calibration", metavar="FILE", help="What foretell calibrate wrote for the device.", rich_help_panel=HOW
+    ),
+]
+
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write a report to look at: one HTML file.", show_default=False),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="Also write the step's timeline, for ui.perfetto.dev.", show_default=False
     ),
 ]
 
@@ -123,3 +135,28 @@ def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     # 0 is given, though it equals False: it is then refused with what is accepted instead.
     unset = (type(None), list, tuple, bool)
     return {name: value for name in _CAPTURE if (value := parameters[name]) or not isinstance(value, unset)}
+
+
+def command_line(context: typer.Context) -> str:
+    """The command as it was given, for a shell: what was left to its default stays out."""
+    words = ["foretell"]
+    chain = [context] if context.parent is None else [context.parent, context]
+    for each in chain:
+        if each is not chain[0]:
+            words.append(str(each.info_name))
+        for parameter in each.command.params:
+            name = str(parameter.name)
+            source = each.get_parameter_source(name)
+            if source is None or source.name in ("DEFAULT", "DEFAULT_MAP") or name not in each.params:
+                continue
+            value = each.params[name]
+            if parameter.param_type_name == "argument":
+                words.append(str(value))
+                continue
+            option = next(opt for opt in parameter.opts if opt.startswith("--"))
+            if isinstance(value, bool):
+                words += [option] if value else []
+            else:
+                for one in value if isinstance(value, (list, tuple)) else [value]:
+                    words += [option, str(one)]
+    return shlex.join(words)

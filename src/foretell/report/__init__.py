@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretell.report.accuracy import accuracy_view
     from foretell.report.cards import card
+    from foretell.report.compared import COMPARE_SORT, FORMATS, compare_table, write_table
     from foretell.report.comparisons import SORT_KEYS, comparison, sorted_estimates
     from foretell.report.devices import device_list, device_view
     from foretell.report.documents import SCHEMAS, json_text, schema
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from foretell.report.ledger import claims_in_full, claims_table
 
 __all__ = [
+    "COMPARE_SORT",
+    "FORMATS",
     "SCHEMAS",
     "SORT_KEYS",
     "accuracy_view",
     "card",
     "claims_in_full",
     "claims_table",
+    "compare_table",
     "comparison",
     "dearest_ops",
     "device_list",
@@ -37,12 +41,14 @@ __all__ = [
     "op_table",
     "schema",
     "sorted_estimates",
+    "write_table",
 ]
 
 # Module → the names it is the home of. No name is a module's, which importing the module would shadow.
 _NAMES = {
     "accuracy": ("accuracy_view",),
     "cards": ("card",),
+    "compared": ("COMPARE_SORT", "FORMATS", "compare_table", "write_table"),
     "comparisons": ("SORT_KEYS", "comparison", "sorted_estimates"),
     "devices": ("device_list", "device_view"),
     "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),

@@ -11,7 +11,13 @@ from foretell.errors import unknown
 
 __all__ = ["SCHEMAS", "json_text", "keys_table", "schema"]
 
-SCHEMAS: tuple[str, ...] = ("foretell.estimate/1", "foretell.graph/1", "foretell.kv/1", "foretell.occupancy/1")
+SCHEMAS: tuple[str, ...] = (
+    "foretell.comparison/1",
+    "foretell.estimate/1",
+    "foretell.graph/1",
+    "foretell.kv/1",
+    "foretell.occupancy/1",
+)
 
 
 def schema(name: str) -> dict[str, Any]:
