@@ -49,14 +49,25 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")  # reading it would wait for ever
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
     for path, message in (
-        (tmp_path / "pipe.json", "not a regular file"),
-        (Path("/dev/zero"), "not a regular file"),
-        (tmp_path, "not a regular file"),
+        (tmp_path / "pipe.json", "is a named pipe, not a regular file"),
+        (Path("/dev/zero"), "is a device, not a regular file"),
+        (tmp_path, "is a directory, not a regular file"),
         (tmp_path / "loop.json", "cannot be read"),
         (tmp_path / "none.json", "no such file"),
         (Path("null\0byte.json"), "cannot be read"),
         (Path("x" * 5000), "cannot be read: File name too long"),
     ):
-        with pytest.raises(InputError, match=message) as caught:
-            documents.read_json(path, "thing")
-        assert len(str(caught.value)) < 400
+        for read in (documents.read_text, documents.read_bytes):
+            with pytest.raises(InputError, match=message) as caught:
+                read(path, "thing", 100)
+            assert len(str(caught.value)) < 400
+
+
+def test_bytes_and_text_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"\xff\r\na")
+    assert documents.read_bytes(path, "thing", 4) == b"\xff\r\na"
+    assert documents.read_text(path, "thing", 4, errors="replace") == "\ufffd\na"
+    for read in (documents.read_text, documents.read_bytes):
+        with pytest.raises(InputError, match="is larger than 3 bytes; give the path of a thing"):
+            read(path, "thing", 3)

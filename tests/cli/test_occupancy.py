@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,149 @@ def test_standard_input(run: Run) -> None:
     assert [one["name"] for one in json.loads(result.stdout)["launches"]] == ["_ZN4math4gemmIfEEvPKfS2_Pf", "add"]
 
 
+def log(count: int, seed: int = 1) -> str:
+    """What ptxas might print of `count` kernels of three architectures."""
+    chance = random.Random(seed)
+    lines = []
+    for i in range(count):
+        name = f"gemm{i:05d}"
+        mangled = f"_ZN4math{len(name)}{name}EPf"
+        lines += [
+            f"ptxas info    : Compiling entry function '{mangled}' for 'sm_{chance.choice((80, 90, 120))}'",
+            "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+            f"ptxas info    : Used {chance.randint(16, 255)} registers, {chance.randrange(0, 49152, 4)} bytes smem",
+        ]
+    return "\n".join(lines)
+
+
+def test_a_long_list_shows_the_least_occupied_of_each_place(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(log(20_000))
+    start = time.process_time()
+    text = printed(run("occupancy", "--ptxas", path, "--block", 256))
+    assert time.process_time() - start < 2
+    lines = text.splitlines()
+    assert [line for line in lines if line.startswith("compute")] == [
+        f"compute capability {capability}" for capability in ("8.0", "9.0", "12.0")
+    ]
+    rows = [line for line in lines if "math::gemm" in line]
+    assert len(rows) == 3 * 13
+    start = time.process_time()
+    data = json.loads(run("occupancy", "--ptxas", path, "--block", 256, "--json").stdout)["launches"]
+    assert time.process_time() - start < 3
+    assert len(data) == 20_000
+    for capability in ("8.0", "9.0", "12.0"):
+        of_it = sorted(one["occupancy"] for one in data if one["compute_capability"] == capability)
+        assert f"  and {len(of_it) - 13:,} more" in text
+        assert of_it[12] < 0.2  # so that all shown are the worst
+    assert all(" 12 % " in row or " 17 % " in row for row in rows)
+    assert "The least occupied are shown, 19,961 kernels are not; --json has all." in text
+
+
+def test_a_short_list_shows_all_of_it(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(log(15))
+    text = printed(run("occupancy", "--ptxas", path, "--block", 256))
+    assert text.count("math::gemm") == 15
+    assert "more" not in text
+    assert "not; --json" not in text
+    path.write_text(log(41))
+    on_one = printed(run("occupancy", "--ptxas", path, "--block", 256, "--cc", "9.0"))
+    assert ("and 1 more" in on_one) == (on_one.count("math::gemm") == 40)
+
+
+def test_files_without_an_end(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for option in ("--ptxas", "--cubin"):
+        for path, what in ((tmp_path / "pipe", "a named pipe"), ("/dev/zero", "a device"), (tmp_path, "a directory")):
+            result = run("occupancy", option, path, "--block", 128)
+            assert f"{path}: is {what}, not a regular file" in failed(result)
+            assert result.exit_code == 2
+
+
+def test_errors_name_the_file(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    for text, arguments, message in (
+        (PTXAS.replace("sm_80", "sm_99"), ("--block", 128), "compiled for compute capability 9.9, which is not known"),
+        (PTXAS, (), "kernel _ZN4math4gemmIfEEvPKfS2_Pf: no block size"),
+        (PTXAS.replace("128 registers", "999999999 registers"), ("--block", 128), "has 999,999,999 registers a thread"),
+        ("", (), "no kernel in it"),
+    ):
+        path.write_text(text)
+        result = run("occupancy", "--ptxas", path, *arguments)
+        assert result.exit_code == 2
+        line = failed(result)
+        assert message in line
+        assert f"error: {path}" in line
+    path.write_text(PTXAS.replace("sm_80", "sm_99"))
+    assert run("occupancy", "--ptxas", path, "--block", 128, "--cc", "8.0").exit_code == 0
+
+
+def test_standard_input_of_any_bytes(failed: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from foretell.cli.app import app
+    from foretell.cost import binaries
+
+    arguments = ["occupancy", "--ptxas", "-", "--block", "128"]
+    assert CliRunner().invoke(app, arguments, input=b"\xff\xfe\n" + PTXAS.encode()).exit_code == 0
+    monkeypatch.setattr(binaries, "MOST_CHARACTERS", 100)
+    result = CliRunner().invoke(app, arguments, input=PTXAS)
+    assert "standard input: is longer than 100 bytes" in failed(result)
+    assert result.exit_code == 2
+
+
+def test_a_carveout_of_fixed_shared_memory_changes_nothing(run: Run) -> None:
+    launch = ("occupancy", "--registers", 32, "--shared", "48KiB", "--block", 128, "--cc", "6.0", "--json")
+    one = json.loads(printed(run(*launch)))
+    for carveout in ("16KiB", "1MiB", "1GiB"):
+        assert json.loads(printed(run(*launch, "--carveout", carveout))) == one
+    assert one["launches"][0]["occupancy"] == 0.0625  # a block of 48 KiB in 64, four warps of 64
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, 10**4000])
+@pytest.mark.parametrize(
+    ("option", "unit", "allowed"),
+    [
+        ("--registers", "", "give 0 to 255"),
+        ("--block", "", "give 1 to 1,024"),
+        ("--shared", "B", "give 0 to 65,536"),
+        ("--carveout", "B", "give 0 to 65,536"),
+        ("--grid", "", "give 1 to 9,223,090,559,730,712,575"),
+    ],
+)
+def test_absurd_numbers(
+    run: Run, failed: Callable[[Any], str], option: str, unit: str, allowed: str, value: int
+) -> None:
+    given = {"--registers": 32, "--block": 128, "--on": "t4", option: f"{value}{unit}"}
+    result = run("occupancy", *(part for pair in given.items() for part in pair))
+    if option == "--grid" and value < 2**63:  # there are such grids
+        assert result.exit_code == 0
+        return
+    line = failed(result)
+    assert result.exit_code == 2
+    assert allowed in line or (unit and value > 2**64 and "too large" in line)
+    assert len(line) < 200 or "too large" in line
+
+
+def test_what_a_damaged_log_holds_is_printed_or_refused(run: Run, tmp_path: Path) -> None:
+    chance = random.Random(5)
+    path = tmp_path / "log.txt"
+    codes = set()
+    for _ in range(30):
+        text = list(PTXAS)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(text))
+            text[at] = chance.choice(("0", "9", "999", "'", "\n", "\x1b[2J", "\0", "[bold]", "é", "", text[at] * 50))
+        path.write_text("".join(text), encoding="utf-8")
+        result = run("occupancy", "--ptxas", path, "--block", 256)
+        codes.add(result.exit_code)
+        assert result.exit_code in (0, 2), result.stderr
+        assert "\x1b" not in result.stdout + result.stderr
+        assert max(map(len, result.stdout.splitlines()), default=0) <= 80
+    assert codes == {0, 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -84,8 +230,8 @@ def test_standard_input(run: Run) -> None:
         (("--registers", 32, "--block", 128, "--on", "t4", "--grid", 0), 2, "a grid of 0 blocks"),
         (("--registers", 32, "--block", 128, "--cc", "9.0", "--shared", 32768), 2, "'32768' has no unit"),
         (("--registers", -3, "--block", 128, "--cc", "9.0"), 2, "less than nothing"),
-        (("--cubin", "none.cubin", "--block", 128), 2, "cannot be read"),
-        (("--ptxas", "none.txt", "--block", 128), 2, "cannot be read"),
+        (("--cubin", "none.cubin", "--block", 128), 2, "none.cubin: no such file"),
+        (("--ptxas", "none.txt", "--block", 128), 2, "none.txt: no such file"),
         (("--registers", 300, "--block", 128, "--cc", "9.0"), 3, "registers in the way; at most 255 registers"),
         (("--registers", 32, "--block", 2048, "--cc", "9.0"), 3, "warps in the way; blocks of 1024 threads"),
         (("--registers", 32, "--block", 128, "--cc", "9.0", "--shared", "300KiB"), 3, "shared in the way"),

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from foretell.cost.binaries import Kernel
-from foretell.cost.launches import document, launch, that_run_on
+from foretell.cost.launches import document, launch, launches, that_run_on
 from foretell.errors import InputError
 from foretell.hardware import device
 
@@ -43,6 +43,23 @@ def test_dynamic_memory_comes_on_top_of_static() -> None:
     assert launch(kernel, block=128, dynamic_bytes=48 << 10).calculation.blocks == 2
     with pytest.raises(InputError, match="no block size"):
         launch(kernel)
+
+
+def test_many_launches_are_as_one_by_one_and_keep_their_order() -> None:
+    kernels = [Kernel(f"k{i}", 24 + 7 * i, 1024 * i, i % 3, ("8.0", "9.0", "7.5")[i % 3], 128 + i) for i in range(30)]
+    assert launches(kernels) == [launch(kernel) for kernel in kernels]
+    on = {"device": device("a100-sxm4-40gb"), "grid": 700, "block": 150, "dynamic_bytes": 40 << 10}
+    found = launches(kernels, **on)
+    assert found == [launch(kernel, **on) for kernel in kernels]
+    # Launch bounds of 128 to 149 refuse blocks of 150: no achieved occupancy then.
+    assert [one.achieved is None for one in found] == [i < 22 for i in range(30)]
+
+
+def test_errors_name_the_file_the_kernels_are_from() -> None:
+    with pytest.raises(InputError, match=r"a\.cubin: compiled for compute capability 9\.9, .* by --cc or --on"):
+        launches([Kernel("k", 32, 0, capability="9.9")], block=128, where="a.cubin")
+    with pytest.raises(InputError, match=r"a\.cubin, kernel k: no block size"):
+        launches([Kernel("k", 32, 0, capability="9.0")], where="a.cubin")
 
 
 def test_the_document_keeps_its_schema() -> None:

@@ -30,6 +30,7 @@ int main(int, char** v) {
   p.maxThreadsPerMultiprocessor = atoi(v[4]); p.regsPerBlock = atoi(v[5]); p.regsPerMultiprocessor = atoi(v[6]);
   p.warpSize = 32; p.sharedMemPerBlock = 48 << 10; p.sharedMemPerMultiprocessor = atoi(v[7]); p.numSms = 1;
   p.sharedMemPerBlockOptin = atoi(v[8]); p.reservedSharedMemPerBlock = atoi(v[9]);
+  s.carveoutConfig = atoi(v[10]); s.cacheConfig = (cudaOccCacheConfig)atoi(v[11]);
   int regs, shared, block, barriers;
   while (scanf("%d %d %d %d", &regs, &shared, &block, &barriers) == 4) {
     a.maxThreadsPerBlock = INT_MAX; a.numRegs = regs; a.sharedSizeBytes = 0;
@@ -61,29 +62,56 @@ def calculator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ask"
 
 
+def asked(
+    calculator: Path, limits: oc.Limits, rows: tuple[np.ndarray, ...], carveout: int = -1, cache: int = 0
+) -> np.ndarray:
+    """Blocks by NVIDIA's calculator; `carveout` in per cent and `cache` (1 shared, 2 L1, 3 equal) are preferences."""
+    assert limits.capability is not None
+    major, minor = limits.capability.split(".")
+    arguments = (
+        *(major, minor, limits.max_threads_per_block, limits.max_warps * 32, limits.max_registers_per_block),
+        *(limits.registers, limits.shared, limits.shared_per_block, limits.shared_reserved, carveout, cache),
+    )
+    lines = "\n".join(" ".join(map(str, row)) for row in zip(*rows, strict=True))
+    answer = subprocess.run(
+        [str(calculator), *map(str, arguments)], input=lines, capture_output=True, text=True, check=False
+    )
+    if answer.returncode:
+        pytest.skip(f"this cuda_occupancy.h does not know {limits.capability}")
+    return np.array(answer.stdout.split(), dtype=int)
+
+
+def drawn(limits: oc.Limits, n: int) -> tuple[np.ndarray, ...]:
+    """Registers, shared memory, block and barriers of `n` launches."""
+    random = np.random.default_rng(7)
+    shared = random.integers(0, limits.shared_per_block + 1024, n)
+    return (
+        random.integers(0, 256, n),
+        np.where(random.random(n) < 0.3, 0, shared),
+        random.integers(1, 1025, n),
+        random.integers(0, 17, n),
+    )
+
+
 @pytest.mark.parametrize("capability", compute_capabilities())
 def test_blocks_are_those_of_nvidias_calculator(calculator: Path, capability: str) -> None:
     limits = oc.limits(capability)
-    random = np.random.default_rng(7)
-    n = 3000
-    registers = random.integers(0, 256, n)
-    shared = np.where(random.random(n) < 0.3, 0, random.integers(0, limits.shared_per_block + 1024, n))
-    block = random.integers(1, 1025, n)
-    barriers = random.integers(0, 17, n)
-    major, minor = capability.split(".")
-    arguments = (
-        *(major, minor, limits.max_threads_per_block, limits.max_warps * 32, limits.max_registers_per_block),
-        *(limits.registers, limits.shared, limits.shared_per_block, limits.shared_reserved),
-    )
-    asked = "\n".join(" ".join(map(str, row)) for row in zip(registers, shared, block, barriers, strict=True))
-    answer = subprocess.run(
-        [str(calculator), *map(str, arguments)], input=asked, capture_output=True, text=True, check=False
-    )
-    if answer.returncode:
-        pytest.skip(f"this cuda_occupancy.h does not know {capability}")
-    expected = np.array(answer.stdout.split(), dtype=int)
-    found = oc.occupancy(limits, registers, shared, block, barriers=barriers)
-    np.testing.assert_array_equal(found.blocks, expected)
+    rows = drawn(limits, 3000)
+    found = oc.occupancy(limits, *rows[:3], barriers=rows[3])
+    np.testing.assert_array_equal(found.blocks, asked(calculator, limits, rows))
+
+
+@pytest.mark.parametrize("capability", compute_capabilities())
+def test_carveouts_are_those_of_nvidias_calculator(calculator: Path, capability: str) -> None:
+    limits = oc.limits(capability)
+    rows = drawn(limits, 500)
+    # Before 7.0 the preference is one of three; for L1 leaves 32 KiB less than is left without it.
+    for percent, cache, bytes_less in ((0, 2, 32 << 10), (50, 3, 16 << 10), (87, 0, 0), (100, 1, 0)):
+        recent = float(capability) >= 7
+        preferred = percent * limits.shared // 100 if recent else limits.shared - bytes_less
+        expected = asked(calculator, limits, rows, percent if recent else -1, 0 if recent else cache)
+        found = oc.occupancy(limits, *rows[:3], barriers=rows[3], carveout_bytes=preferred)
+        np.testing.assert_array_equal(found.blocks, expected)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +174,55 @@ def test_the_carveout_limits_what_is_shared() -> None:
     assert (one.blocks, one.carveout_bytes, one.l1_bytes) == (4, 64 << 10, 128 << 10)
 
 
+@pytest.mark.parametrize(
+    ("capability", "shared_kib", "carveout_kib", "blocks"),
+    [
+        ("5.0", 48, 1024, 1),  # 64 KiB of shared memory, fixed: one block of 48 however much is preferred
+        ("5.0", 16, 16, 4),  # and four of 16, however little
+        ("5.2", 48, 1024, 2),  # 96 KiB
+        ("6.0", 48, 1 << 20, 1),
+        ("6.0", 32, 8, 2),
+        ("6.1", 32, 0, 3),
+        ("3.5", 16, 16, 1),  # 16, 32 or 48 KiB of the 64 that it shares with L1
+        ("3.5", 16, 17, 2),
+        ("3.5", 16, 33, 3),
+        ("3.5", 16, 1024, 3),
+        ("3.5", 20, 16, 2),  # a block that the preference does not hold gets all 48
+        ("3.7", 16, 0, 5),  # 80, 96 or 112 KiB
+        ("3.7", 16, 90, 6),
+        ("3.7", 16, 200, 7),
+        ("9.0", 75, 1024, 3),  # 228 KiB hold three of 76
+    ],
+)
+def test_a_carveout_is_one_that_the_hardware_has(
+    capability: str, shared_kib: int, carveout_kib: int, blocks: int
+) -> None:
+    limits = oc.limits(capability)
+    one = oc.calculate(limits, 16, shared_kib << 10, 128, carveout_bytes=carveout_kib << 10)
+    assert one.blocks == one.limits["shared"] == blocks
+    fixed = capability[0] in "56"
+    assert one.carveout_bytes is None if fixed else one.carveout_bytes in limits.carveouts
+
+
+def test_many_at_once_are_as_one_by_one() -> None:
+    limits = oc.limits("8.6")
+    columns = [column.tolist() for column in drawn(limits, 300)]
+    columns[2][:3] = [1, 2000, 1024]
+    columns[0][:3] = [400, 0, 255]
+    together = oc.calculations(limits, *columns)
+    assert together == [oc.calculate(limits, r, s, b, barriers=n) for r, s, b, n in zip(*columns, strict=True)]
+
+
+def test_twenty_thousand_kernels_take_no_time() -> None:
+    import time
+
+    limits = oc.limits("9.0")
+    columns = [column.tolist() for column in drawn(limits, 20_000)]
+    start = time.process_time()
+    assert len(oc.calculations(limits, *columns)) == 20_000
+    assert time.process_time() - start < 1.5
+
+
 def test_achieved_occupancy_of_grids_that_can_be_told_by_hand() -> None:
     limits, c = oc.limits("8.0"), oc.constants()
 
@@ -185,6 +262,30 @@ def test_what_cannot_be_answered_is_refused() -> None:
         oc.limits_of(device("mi300x"))
     with pytest.raises(InputError, match="less than nothing"):
         oc.calculate(oc.limits("8.0"), -1, 0, 128)
+
+
+@pytest.mark.parametrize("value", [1 << 31, 1 << 63, 1 << 64, 10**400, -1 << 70])
+@pytest.mark.parametrize(
+    ("knob", "allowed"),
+    [
+        ("registers", "give 0 to 255"),
+        ("shared_bytes", "give 0 to 166,912"),
+        ("block", "give 1 to 1,024"),
+        ("carveout_bytes", "give 0 to 167,936"),
+    ],
+)
+def test_absurd_counts_are_refused_with_what_is_allowed(knob: str, value: int, allowed: str) -> None:
+    launch = {"registers": 32, "shared_bytes": 0, "block": 128}
+    with pytest.raises(InputError) as caught:
+        oc.calculate(oc.limits("8.0"), **launch | {knob: value})
+    assert str(caught.value).endswith(allowed)
+    assert len(str(caught.value)) < 120
+
+
+def test_the_largest_counts_that_are_worked_out_do_not_overflow() -> None:
+    for capability in ("6.0", "9.0"):
+        most = oc.MOST
+        assert oc.calculate(oc.limits(capability), most, most, most, carveout_bytes=most).blocks == 0
 
 
 def _data() -> Path:

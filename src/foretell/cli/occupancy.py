@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _KERNEL = "The kernel"
 _WHERE = "Where it runs"
-_MOST_CHARACTERS = 1 << 26
+_INDENTED = 1000  # a longer list is not read by eye, and takes half as long to write on one line
 
 
 @app.command()
@@ -79,7 +79,7 @@ def occupancy(
 ) -> None:
     """How many warps a multiprocessor holds, what limits them, and what change would lift it."""
     from foretell.cli.terminal import show, show_text
-    from foretell.cost.launches import document, launch, that_run_on
+    from foretell.cost.launches import document, launches, that_run_on
     from foretell.cost.occupancy import limits
     from foretell.errors import InfeasibleError
     from foretell.hardware import device
@@ -90,37 +90,35 @@ def occupancy(
     if cc is not None:
         limits(cc)
     place = None if on is None else device(on)
-    kernels = that_run_on(_kernels(registers, ptxas, cubin), cc if place is None else place.compute_capability)
-    launches = [
-        launch(
-            kernel,
-            block=block,
-            dynamic_bytes=parse_bytes(shared, "--shared"),
-            capability=cc,
-            device=place,
-            grid=grid,
-            carveout_bytes=None if carveout is None else parse_bytes(carveout, "--carveout"),
-        )
-        for kernel in kernels
-    ]
-    single = registers is not None
-    if single and not launches[0].calculation.blocks:
-        one = launches[0].calculation
+    kernels, where = _kernels(registers, ptxas, cubin)
+    found = launches(
+        that_run_on(kernels, cc if place is None else place.compute_capability),
+        block=block,
+        dynamic_bytes=parse_bytes(shared, "--shared"),
+        capability=cc,
+        device=place,
+        grid=grid,
+        carveout_bytes=None if carveout is None else parse_bytes(carveout, "--carveout"),
+        where=where,
+    )
+    if registers is not None and not found[0].calculation.blocks:
+        one = found[0].calculation
         hint = ", or ".join(change.text for change in one.changes[:2])
         raise InfeasibleError(
-            f"no such block can be resident on {launches[0].place}: {' and '.join(one.limiting)} in the way",
+            f"no such block can be resident on {found[0].place}: {' and '.join(one.limiting)} in the way",
             hint or "give smaller blocks, fewer registers or less shared memory",
         )
     if json:
-        show_text(json_text(document(launches)))
-    elif len(launches) == 1:
-        show(launch_view(launches[0]))
+        show_text(json_text(document(found), 2 if len(found) <= _INDENTED else None))
+    elif len(found) == 1:
+        show(launch_view(found[0]))
     else:
-        show(launch_table(sorted(launches, key=lambda one: (one.place, one.calculation.occupancy))))
+        show(launch_table(found))
 
 
-def _kernels(registers: int | None, ptxas: str | None, cubin: Path | None) -> list[Kernel]:
-    from foretell.cost.binaries import Kernel, parse_ptxas, read_binary
+def _kernels(registers: int | None, ptxas: str | None, cubin: Path | None) -> tuple[list[Kernel], str | None]:
+    """The kernels that were asked about, and the file they are from."""
+    from foretell.cost.binaries import Kernel, read_binary, read_ptxas
     from foretell.errors import InputError
 
     given = [
@@ -135,14 +133,18 @@ def _kernels(registers: int | None, ptxas: str | None, cubin: Path | None) -> li
             "give one of --registers N, --ptxas FILE, --cubin FILE",
         )
     if registers is not None:
-        return [Kernel("", registers, 0)]
+        return [Kernel("", registers, 0)], None
     if cubin is not None:
-        return read_binary(cubin)
-    if ptxas == "-":
-        return parse_ptxas(sys.stdin.read(_MOST_CHARACTERS), "standard input")
+        return read_binary(cubin), str(cubin)
     assert ptxas is not None
-    try:
-        with Path(ptxas).open(encoding="utf-8", errors="replace") as file:
-            return parse_ptxas(file.read(_MOST_CHARACTERS), ptxas)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", ptxas, "give the output of ptxas -v") from error
+    return (_piped(), "standard input") if ptxas == "-" else (read_ptxas(Path(ptxas)), ptxas)
+
+
+def _piped() -> list[Kernel]:
+    from foretell.cost.binaries import MOST_CHARACTERS, parse_ptxas
+    from foretell.errors import InputError
+
+    data = sys.stdin.buffer.read(MOST_CHARACTERS + 1)
+    if len(data) > MOST_CHARACTERS:
+        raise InputError(f"is longer than {MOST_CHARACTERS:,} bytes", "standard input", "give what ptxas -v printed")
+    return parse_ptxas(data.decode("utf-8", "replace"), "standard input")

@@ -29,8 +29,9 @@ configuration, and the interval holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -48,8 +49,9 @@ Floats = npt.NDArray[np.float64]
 SCHEMA = "foretell.occupancy/1"
 #: What can limit the resident blocks, in the order in which it is told.
 CAUSES = ("warps", "registers", "shared", "blocks", "barriers")
-#: Sizes in KiB of shared memory that the L1 array can be divided into, by the largest of them. Source: CUDA C++
-#: Programming Guide, compute capabilities 7.x to 12.x, "shared memory"; the same in cuda_occupancy.h of CUDA 13.0.
+#: Sizes in KiB of shared memory that the L1 array can be divided into, by the largest of them, from 7.x on. Source:
+#: CUDA C++ Programming Guide, compute capabilities 7.x to 12.x, "shared memory"; the same in cuda_occupancy.h of CUDA
+#: 13.0. By that file 3.x takes 16, 32 or 48 KiB of it for L1, and 5.x and 6.x have shared memory apart, in one size.
 _CARVEOUTS: Mapping[int, tuple[int, ...]] = {
     96: (0, 8, 16, 32, 64, 96),
     64: (32, 64),
@@ -58,6 +60,11 @@ _CARVEOUTS: Mapping[int, tuple[int, ...]] = {
     228: (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
 }
 _UNLIMITED = 1 << 30
+#: The largest count that is worked out: CUDA's own are 32-bit integers, and their products then fit in 64 bits.
+MOST = (1 << 31) - 1
+#: Blocks of the largest grid: the product of its dimensions' limits, CUDA C++ Programming Guide, 3.0 to 12.x.
+MOST_BLOCKS_OF_GRID = MOST * 65_535 * 65_535
+_CHUNK = 4096  # launches whose changes are tried at once: bounds the memory that takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,8 @@ class Limits:
     """What one multiprocessor and one block may hold: registers as numbers, shared memory in bytes.
 
     `partitions` is how many parts the register file is divided into, `barriers` how many named barriers there are
-    (None where they limit nothing), `carveouts` the bytes that may be configured as shared memory, ascending.
+    (None where they limit nothing), `carveouts` the bytes that may be configured as shared memory, ascending (one where
+    it is fixed, none where that is not known).
     """
 
     warp_size: int
@@ -133,10 +141,18 @@ def _limits(values: Mapping[str, Any], capability: str | None, l1: int | None) -
     major = int(capability.split(".")[0]) if capability else 0
     # Two barriers a block on the large chips, one on the small: cuda_occupancy.h, "barrier limit"; from Hopper on.
     barriers = values["max_blocks"] * (2 if values["max_blocks"] == 32 else 1) if major >= 9 else None
-    sizes = _CARVEOUTS.get(values["shared"] >> 10, ()) if major >= 7 else ()
     return Limits(
-        **values, barriers=barriers, l1=l1, carveouts=tuple(size << 10 for size in sizes), capability=capability
+        **values, barriers=barriers, l1=l1, carveouts=_carveouts(major, values["shared"]), capability=capability
     )
+
+
+def _carveouts(major: int, shared: int) -> tuple[int, ...]:
+    """The bytes that may be configured as shared memory, of which `shared` are the most."""
+    if major >= 7:
+        return tuple(size << 10 for size in _CARVEOUTS.get(shared >> 10, ()))
+    if major >= 5:
+        return (shared,)
+    return tuple(shared - (less << 10) for less in (32, 16, 0)) if major else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +185,7 @@ def occupancy(
     """Theoretical occupancy by `registers` a thread, `shared_bytes` and threads of a `block` (arrays, broadcast).
 
     `shared_bytes` is static and dynamic memory together, without what the driver reserves; `carveout_bytes` is what
-    of the L1 array is configured as shared memory, by default all that can be.
+    of the L1 array is preferred as shared memory, by default all that can be. Counts are at most `MOST`.
     """
     given = (np.atleast_1d(np.asarray(x, np.int64)) for x in (registers, shared_bytes, block, barriers))
     r, s, b, n = np.broadcast_arrays(*given)
@@ -186,11 +202,9 @@ def occupancy(
     by_registers = np.where(fits, held // warps, 0)
 
     per_block = _up(np.maximum(s, 0) + limits.shared_reserved, limits.shared_unit)
-    shared = np.full(s.shape, limits.shared if carveout_bytes is None else carveout_bytes, np.int64)
-    if carveout_bytes is not None and limits.carveouts:  # a preference: more is configured if one block needs it
-        sizes = np.array(limits.carveouts, np.int64)
-        wanted = np.maximum(np.minimum(per_block, limits.shared), carveout_bytes)
-        shared = sizes[np.minimum(np.searchsorted(sizes, wanted), len(sizes) - 1)]
+    shared = np.full(s.shape, limits.shared, np.int64)
+    if carveout_bytes is not None:
+        shared = _configured(limits, per_block, carveout_bytes)
     by_shared = np.where(per_block > 0, shared // np.maximum(per_block, 1), _UNLIMITED)
     by_shared = np.where(s <= limits.shared_per_block, by_shared, 0)
 
@@ -206,6 +220,20 @@ def occupancy(
     }
     blocks = np.minimum.reduce(list(found.values()))
     return Columns(blocks, blocks * warps, blocks * warps / limits.max_warps, MappingProxyType(found))
+
+
+def _configured(limits: Limits, per_block: Ints, preferred: int) -> Ints:
+    """Bytes of shared memory where so many are `preferred`: the next size, and more where one block needs it."""
+    sizes = np.array(limits.carveouts, np.int64)
+
+    def next_size(wanted: Ints) -> Ints:
+        wanted = np.minimum(wanted, limits.shared)
+        return sizes[np.minimum(np.searchsorted(sizes, wanted), len(sizes) - 1)] if len(sizes) else wanted
+
+    size = next_size(np.full_like(per_block, preferred))
+    before_volta = limits.capability is not None and int(limits.capability.split(".")[0]) < 7
+    more = np.full_like(per_block, limits.shared) if before_volta else next_size(per_block)
+    return np.where(per_block <= size, size, more)
 
 
 def _up(value: Ints, unit: int) -> Ints:
@@ -240,7 +268,8 @@ class Calculation:
     """One launch: what was asked, what is resident, what limits it, what would lift it.
 
     `limits` and `limiting` are as in `Columns`; `carveout_bytes` is the least configured size of shared memory that
-    holds the resident blocks, `l1_bytes` what it leaves to the L1 cache (None where the two are apart).
+    holds the resident blocks (None where it is fixed), `l1_bytes` what it leaves to the L1 cache (None where the two
+    are apart, or it is not known).
     """
 
     registers: int
@@ -285,66 +314,136 @@ def calculate(
     >>> one.occupancy, one.limiting, one.changes[0].text, one.changes[0].occupancy
     (0.375, ('registers',), 'at most 64 registers a thread', 0.5)
     """
-    for name, value in (("registers", registers), ("shared memory", shared_bytes), ("barriers", barriers)):
-        if value < 0:
-            raise InputError(f"{value} is less than nothing", name, "give 0 or more")
-    if block < 1:
-        raise InputError(f"a block of {block} threads", "block", "give 1 or more")
-    settings = {"barriers": barriers, "carveout_bytes": carveout_bytes}
-    columns = occupancy(limits, registers, shared_bytes, block, barriers=barriers, carveout_bytes=carveout_bytes)
-    blocks = int(columns.blocks[0])
-    found = {cause: int(column[0]) for cause, column in columns.limits.items() if column[0] < _UNLIMITED}
-    size = None
-    if limits.carveouts:
-        needed = blocks * int(_up(np.array(shared_bytes + limits.shared_reserved), limits.shared_unit))
-        size = next((size for size in limits.carveouts if size >= needed), limits.carveouts[-1])
-    return Calculation(
-        registers=registers,
-        shared_bytes=shared_bytes,
-        block=block,
-        barriers=barriers,
-        max_warps=limits.max_warps,
-        blocks=blocks,
-        warps=int(columns.warps[0]),
-        occupancy=float(columns.occupancy[0]),
-        limits=MappingProxyType(found),
-        limiting=tuple(cause for cause, limit in found.items() if limit == blocks),
-        changes=_changes(limits, registers, shared_bytes, block, float(columns.occupancy[0]), settings),
-        carveout_bytes=size,
-        l1_bytes=None if size is None or limits.l1 is None else limits.l1 - size,
-    )
+    return calculations(limits, [registers], [shared_bytes], [block], [barriers], carveout_bytes=carveout_bytes)[0]
+
+
+def calculations(
+    limits: Limits,
+    registers: Sequence[int],
+    shared_bytes: Sequence[int],
+    block: Sequence[int],
+    barriers: Sequence[int],
+    *,
+    carveout_bytes: int | None = None,
+) -> list[Calculation]:
+    """`calculate` of many launches at once, one an entry of the sequences, which are of one length."""
+    for name, values, least, most in (
+        ("registers", registers, 0, limits.max_registers_per_thread),
+        ("bytes of shared memory", shared_bytes, 0, limits.shared_per_block),
+        ("threads of a block", block, 1, limits.max_threads_per_block),
+        ("barriers", barriers, 0, limits.barriers or MOST),
+        ("bytes of carveout", () if carveout_bytes is None else (carveout_bytes,), 0, limits.shared),
+    ):
+        for value in (min(values, default=least), max(values, default=least)):
+            _check(name, value, least, most)
+    found: list[Calculation] = []
+    for start in range(0, len(block), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        r, s, b, n = (np.array(column[part], np.int64) for column in (registers, shared_bytes, block, barriers))
+        found += _calculations(limits, r, s, b, n, carveout_bytes)
+    return found
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    """Refuse a count below `least`, and one too absurd to work with; `most` is what can be launched."""
+    if value < least:
+        what = f"{shown(value)} is less than {'nothing' if least == 0 else least}"
+        raise InputError(what, name, f"give {least} to {most:,}")
+    if value > MOST:
+        raise InputError(f"{shown(value)} is beyond any GPU", name, f"give {least} to {most:,}")
+
+
+def shown(value: int) -> str:
+    """A number in words of bounded length.
+
+    >>> shown(2048), shown(10**40)
+    ('2,048', 'about 1e+40')
+    """
+    return f"{value:,}" if abs(value) < 10**20 else f"about {Decimal(value):.0e}"
+
+
+def _calculations(
+    limits: Limits, registers: Ints, shared: Ints, block: Ints, barriers: Ints, carveout_bytes: int | None
+) -> list[Calculation]:
+    columns = occupancy(limits, registers, shared, block, barriers=barriers, carveout_bytes=carveout_bytes)
+    changes = _changes(limits, registers, shared, block, barriers, columns.occupancy, carveout_bytes)
+    needed = columns.blocks * _up(shared + limits.shared_reserved, limits.shared_unit)
+    sizes: list[int | None] = [None] * len(block)
+    if len(limits.carveouts) > 1:
+        at = np.minimum(np.searchsorted(limits.carveouts, needed), len(limits.carveouts) - 1)
+        sizes = np.array(limits.carveouts)[at].tolist()
+    rows = (registers, shared, block, barriers, columns.blocks, columns.warps, columns.occupancy)
+    causes = list(columns.limits)
+    found = []
+    for r, s, b, n, blocks, warps, share, allowed, size, lifts in zip(
+        *(column.tolist() for column in rows),
+        np.stack([columns.limits[cause] for cause in causes], axis=1).tolist(),
+        sizes,
+        changes,
+        strict=True,
+    ):
+        by = {cause: limit for cause, limit in zip(causes, allowed, strict=True) if limit < _UNLIMITED}
+        found.append(
+            Calculation(
+                registers=r,
+                shared_bytes=s,
+                block=b,
+                barriers=n,
+                max_warps=limits.max_warps,
+                blocks=blocks,
+                warps=warps,
+                occupancy=share,
+                limits=MappingProxyType(by),
+                limiting=tuple(cause for cause, limit in by.items() if limit == blocks),
+                changes=tuple(lifts),
+                carveout_bytes=size,
+                l1_bytes=None if size is None or limits.l1 is None else limits.l1 - size,
+            )
+        )
+    return found
 
 
 def _changes(
-    limits: Limits, registers: int, shared: int, block: int, now: float, settings: Mapping[str, Any]
-) -> tuple[Change, ...]:
+    limits: Limits,
+    registers: Ints,
+    shared: Ints,
+    block: Ints,
+    barriers: Ints,
+    now: Floats,
+    carveout_bytes: int | None,
+) -> list[list[Change]]:
     """For each knob the least change that lifts occupancy, and the one that lifts it furthest if that is another."""
-    # Shared memory a block may have for each number of resident blocks, the most first.
+    given = {"registers": registers[:, None], "shared_bytes": shared[:, None], "block": block[:, None]}
+    # Shared memory a block may have for each number of resident blocks, the most first; and none.
     room = limits.shared // np.arange(1, limits.max_blocks + 1) // limits.shared_unit * limits.shared_unit
-    room = np.minimum(room - limits.shared_reserved, limits.shared_per_block)
+    room = np.append(np.minimum(room - limits.shared_reserved, limits.shared_per_block), 0)
+    room = room[room >= 0]
     threads = np.arange(limits.warp_size, limits.max_threads_per_block + 1, limits.warp_size)
+    # The nearest block by ratio first; of two as near the smaller, which leaves more blocks to balance.
+    nearest = np.argsort(np.abs(np.log(threads / given["block"])), axis=1, kind="stable")
+    # Registers are handed out in units, so the most of each unit stands for the others; fewer than 16 nobody compiles.
+    fewer = np.arange(limits.max_registers_per_thread, 15, -1)
+    units = _up(fewer * limits.warp_size, limits.register_unit)
+    fewer = fewer[np.append(True, units[1:] < units[:-1])]
+    # By knob: the values to try, the nearest first, and where they are changes at all.
     tried = {
-        "registers": np.arange(min(registers - 1, limits.max_registers_per_thread), 15, -1),
-        "shared": np.append(room[(room >= 0) & (room < shared)], 0)[: None if shared else 0],
-        # The nearest block by ratio first; of two as near the smaller, which leaves more blocks to balance.
-        "block": threads[np.argsort(np.abs(np.log(threads / block)), kind="stable")],
+        "registers": ("registers", fewer[None, :], fewer < given["registers"]),
+        "shared": ("shared_bytes", room[None, :], room < given["shared_bytes"]),
+        "block": ("block", threads[nearest], np.True_),
     }
-    changes: list[Change] = []
-    for knob, values in tried.items():
-        if not len(values):
-            continue
-        launch: dict[str, Any] = {"registers": registers, "shared_bytes": shared, "block": block}
-        launch["shared_bytes" if knob == "shared" else knob] = values
-        columns = occupancy(limits, **launch, **settings)
-        better = np.flatnonzero(columns.occupancy > now + 1e-9)
-        if not len(better):
-            continue
-        most = better[np.argmax(columns.occupancy[better])]
-        changes += [
-            Change(knob, int(values[i]), int(columns.blocks[i]), float(columns.occupancy[i]))
-            for i in dict.fromkeys((int(better[0]), int(most)))
-        ]
-    return tuple(changes)
+    changes: list[list[Change]] = [[] for _ in range(len(now))]
+    for knob, (argument, values, is_change) in tried.items():
+        launch: dict[str, Any] = {**given, argument: values}
+        columns = occupancy(limits, **launch, barriers=barriers[:, None], carveout_bytes=carveout_bytes)
+        lifts = (columns.occupancy > now[:, None] + 1e-9) & is_change
+        least = np.argmax(lifts, axis=1)
+        most = np.argmax(np.where(lifts, columns.occupancy, -1.0), axis=1)
+        values = np.broadcast_to(values, lifts.shape)
+        for row in np.flatnonzero(lifts.any(axis=1)).tolist():
+            for i in dict.fromkeys((int(least[row]), int(most[row]))):
+                share = float(columns.occupancy[row, i])
+                changes[row].append(Change(knob, int(values[row, i]), int(columns.blocks[row, i]), share))
+    return changes
 
 
 def constants() -> Calibration:

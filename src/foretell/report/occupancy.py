@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -18,6 +19,10 @@ __all__ = ["launch_table", "launch_view"]
 _NAMES = {"warps": "warps", "registers": "registers", "shared": "shared memory", "blocks": "blocks"}
 _NAMES |= {"barriers": "barriers", "launch bounds": "launch bounds"}
 _BRIEF = {"shared": "shared"}
+_MOST_ROWS = 40
+_ACHIEVED = "achie-\nved"
+_HEADINGS = ("\nregs", "\nshared", "\nblock", "occu-\npancy", _ACHIEVED, "limited\nby", "would\nlift it")
+_BLANK = ("",) * len(_HEADINGS)
 
 
 def launch_view(launch: Launch) -> RenderableType:
@@ -83,42 +88,59 @@ def _limits(launch: Launch) -> RenderableType:
 
 
 def launch_table(launches: Sequence[Launch]) -> RenderableType:
-    """A row a kernel, by the place it would run on: resources, occupancy, the limit, and the least change."""
-    return _Launches(tuple(launches))
+    """A row a kernel, by the place it would run on: resources, occupancy, the limit, and the least change.
+
+    Those of least occupancy come first; of more than fit a screen or two, the others are counted.
+    """
+    places: dict[str, list[Launch]] = {}
+    for one in sorted(launches, key=lambda one: (one.calculation.occupancy, one.name or "")):
+        places.setdefault(one.place, []).append(one)
+    return _Launches(tuple(tuple(places[place]) for place in sorted(places, key=_in_order)))
+
+
+def _in_order(place: str) -> tuple[str | float, ...]:
+    """So that 8.0 comes before 12.0."""
+    return tuple(float(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+\.\d+)", place)))
 
 
 class _Launches:
     """The table; names of kernels give way where the console is narrow."""
 
-    def __init__(self, launches: tuple[Launch, ...]) -> None:
-        self.launches = launches
+    def __init__(self, places: tuple[tuple[Launch, ...], ...]) -> None:
+        self.places = places
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        with_grid = any(launch.achieved is not None for launch in self.launches)
+        most = max(_MOST_ROWS // max(len(self.places), 1), 5)  # rows of each place
+        shown = [(launches[0].place, launches[:most], launches[most:]) for launches in self.places]
+        with_grid = any(launch.achieved is not None for _, launches, _ in shown for launch in launches)
+        kept = [i for i in range(len(_HEADINGS)) if with_grid or _HEADINGS[i] != _ACHIEVED]
+        # Each row with its style: a place, its kernels, and how many more there are.
+        rows: list[tuple[str, tuple[str, ...], str | None]] = []
+        for place, launches, more in shown:
+            if rows:
+                rows.append(("", _BLANK, None))
+            if len(shown) > 1:
+                rows.append((place, _BLANK, "bold cyan"))
+            rows += [(f"  {short_name(launch.name or '')}", self._cells(launch), None) for launch in launches]
+            if more:
+                least = f"≥ {share(more[0].calculation.occupancy)}"
+                rows.append((f"  and {len(more):,} more", ("", "", "", least, "", "", ""), "dim"))
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("\nkernel", no_wrap=True)
-        for name in ("\nregs", "\nshared", "\nblock", "occu-\npancy"):
-            table.add_column(name, justify="right", no_wrap=True)
-        if with_grid:
-            table.add_column("achie-\nved", justify="right", no_wrap=True)
-        table.add_column("limited\nby", no_wrap=True)
-        table.add_column("would\nlift it", no_wrap=True)
-        rows = [(launch, self._cells(launch)) for launch in self.launches]
-        fixed = [max([6, *(len(cells[i]) for _, cells in rows)]) for i in range(7)]
-        used = sum(fixed) - (0 if with_grid else fixed[4]) + 8
+        used = 0
+        for i in kept:
+            table.add_column(_HEADINGS[i], justify="right" if i < 5 else "left", no_wrap=True)
+            used += 1 + max(map(len, (*_HEADINGS[i].split("\n"), *(cells[i] for _, cells, _ in rows))))
         width = max(12, options.max_width - used)
-        place = None
-        for launch, cells in rows:
-            if launch.place != place:
-                place = launch.place
-                if table.row_count:
-                    table.add_row()
-                add_row(table, Text(shorten(place, width), style="bold cyan"))
-            name = short_name(launch.name or "")
-            if not with_grid:
-                cells = (*cells[:4], *cells[5:])
-            add_row(table, shorten(f"  {name}", width), *cells)
+        for name, cells, style in rows:
+            add_row(table, shorten(name, width), *(cells[i] for i in kept), style=style)
+        if len(shown) == 1:
+            yield Text(shown[0][0], style="bold cyan")
         yield table
+        if hidden := sum(len(more) for _, _, more in shown):
+            left_out = f"{count(hidden, 'kernel')} {'is' if hidden == 1 else 'are'} not"
+            yield Text("")
+            yield Text(f"The least occupied are shown, {left_out}; --json has all.", style="dim")
 
     @staticmethod
     def _cells(launch: Launch) -> tuple[str, ...]:
