@@ -65,13 +65,15 @@ class Kernel:
     spill_bytes: int | None = None
 
 
-# What tells of a kernel, and what follows it on its line. Not ``\\d{1,9}``: ten digits would read as nine.
+# What tells of a kernel, and what follows it on its line. Each begins with a letter, and not with the digits before
+# "bytes", so that what is none of them is skipped quickly. Not ``\d{1,9}``: ten digits would read as nine.
 _TOLD = re.compile(
     r"Compiling entry function '([^'\n]{1,4096})' for 'sm_(\d{2,3})[a-z]?'"
-    r"|(?<!\d)(\d++) bytes spill stores"
+    r"|bytes (spill stores)"
     r"|Used (\d++) registers([^\n]{0,1000})",
     re.ASCII,
 )
+_BEFORE = re.compile(r"(\d++) $", re.ASCII)
 _BARRIERS_USED = re.compile(r"used (\d++) barriers", re.ASCII)
 _SHARED_USED = re.compile(r"(?<!\d)(\d++)(?:\+\d++)? bytes smem", re.ASCII)
 
@@ -86,7 +88,8 @@ def parse_ptxas(text: str, where: str = "ptxas -v") -> list[Kernel]:
         if name is not None:
             entry, spill = (_printable(name), _capability(int(architecture))), 0
         elif spilled is not None:
-            spill = _number(spilled)
+            number = _BEFORE.search(text[max(0, found.start() - 20) : found.start()])
+            spill = _number(number[1]) if number else spill
         elif entry is not None:
             barriers, shared = _BARRIERS_USED.search(rest), _SHARED_USED.search(rest)
             kernel = Kernel(
