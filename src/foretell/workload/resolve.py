@@ -1,4 +1,5 @@
-"""Workload strings: ``timm:NAME``, ``torchvision:NAME``, ``hf:PATH``, ``llm:NAME``, ``zoo:NAME``, ``py:FILE:FACTORY``.
+"""Workload strings: ``timm:NAME``, ``torchvision:NAME``, ``hf:PATH``, ``llm:NAME``, ``zoo:NAME``, ``py:FILE:FACTORY``,
+``pt2:FILE``.
 
 Each source is one function from a name and `Options` to a `Graph`. Torch and the libraries that hold the models are
 imported only inside them.
@@ -53,6 +54,8 @@ def resolve(workload: str, options: Options) -> Graph:
     prefix, separator, name = workload.partition(":")
     if not separator:
         if workload.endswith(".json") or _is_file(workload):
+            if workload.endswith(".pt2"):
+                raise InputError("is a PyTorch exported program", workload, f"write pt2:{workload}")
             if options != Options():
                 raise InputError("a captured graph takes no settings", workload, "capture the workload anew with them")
             return Graph.from_json(Path(workload))
@@ -84,6 +87,7 @@ _EXAMPLES = {
     "llm": "llm:llama-3.1-8b",
     "zoo": "zoo:hardnet68",
     "py": "py:model.py:make",
+    "pt2": "pt2:model.pt2",
 }
 
 
@@ -360,6 +364,14 @@ def _llm(name: str, options: Options) -> Graph:
         accumulate=options.accumulate,
     )
     return graph.renamed(f"llm:{name}")
+
+
+@source("pt2")
+def _pt2(name: str, options: Options) -> Graph:
+    """``FILE.pt2``: a program that ``torch.export.save`` wrote, read as data."""
+    from foretell.workload import pt2
+
+    return pt2.graph(name, options)
 
 
 # --- building without weights -----------------------------------------------------------------------------------
