@@ -12,6 +12,7 @@ from foretell.errors import unknown
 __all__ = ["SCHEMAS", "json_text", "keys_table", "schema"]
 
 SCHEMAS: tuple[str, ...] = (
+    "foretell.checkpoint/1",
     "foretell.comparison/1",
     "foretell.estimate/1",
     "foretell.graph/1",

@@ -249,8 +249,9 @@ def _conv(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
     stride, dilation = a.numbers("stride", rank, 1), a.numbers("dilation", rank, 1)
     word = a.values.get("padding")
     output_padding: Shape = (0,) * rank
+    padding: Shape
     if word == "valid":
-        padding, output_padding = (0,), (0,)
+        padding = output_padding = (0,)
     elif word == "same":
         around = [step * (size - 1) for step, size in zip(dilation, b.shape(weight)[2:], strict=True)]
         padding = tuple(n // 2 for n in around)

@@ -259,7 +259,7 @@ def _swapaxes(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
     x = a.tensor("self", "input")
     rank = len(b.shape(x))
     names = ("axis0", "axis1") if "axis0" in a.values else ("dim0", "dim1")
-    return [b.transpose(x, *(a.dim(name, rank) for name in names))]
+    return [b.transpose(x, a.dim(names[0], rank), a.dim(names[1], rank))]
 
 
 @lower("aten.movedim.*", "aten.moveaxis.*")
