@@ -90,3 +90,34 @@ def test_columns_are_broadcast_and_checked() -> None:
         op_table("aten.mm.default", "bfloat16", gemm_mm=1)
     with pytest.raises(ValueError, match="rows where another has"):
         op_table("aten.mm.default", "bfloat16", gemm_m=[1, 2], gemm_n=[1, 2, 3])
+
+
+ROW = PREFIX + "gemm,vllm_default,bfloat16,2,32,64,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no rows"),
+        (GEMM, "holds no rows"),
+        (GEMM + ROW.replace(",2,32,", ",inf,32,"), r":2: m is inf"),
+        (GEMM + ROW.replace(",2,32,", ",1e300,32,"), r":2: m is 1e\+300"),
+        (GEMM + ROW.replace(",2,32,", ",nan,32,"), r":2: m is nan"),
+        (GEMM + ROW.replace(",2,32,", ",2.5,32,"), r":2: m is 2.5, no whole number"),
+        (GEMM + ROW.replace("bfloat16", "fp9"), r":2: gemm_dtype is 'fp9'; known: bfloat16, float16"),
+        (GEMM + ROW.replace("L40S", "L99"), "unknown device 'NVIDIA L99'"),
+        (GEMM.replace(",n,", ",m,") + ROW, "column 'm' twice"),
+        (GEMM + PREFIX + '"' + "x" * 200_000, "is damaged: field larger"),
+    ],
+)
+def test_what_is_damaged_is_said_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    place(tmp_path, "gemm", text)
+    with pytest.raises(InputError, match=said) as caught:
+        read(tmp_path)
+    assert "l40s__vllm-0.14.0__gemm.csv.gz" in str(caught.value)
+
+
+def test_an_oddly_named_table_is_refused(tmp_path: Path) -> None:
+    place(tmp_path, "gemm", GEMM + ROW).rename(tmp_path / "x__gemm.csv.gz")
+    with pytest.raises(InputError, match=r"x__gemm\.csv\.gz: is not named .*SYSTEM__FRAMEWORK-VERSION__TABLE"):
+        read(tmp_path)

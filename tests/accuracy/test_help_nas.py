@@ -59,3 +59,38 @@ def test_the_published_tables_are_read():
     tables = read(DATA, every=1000)
     assert len(tables) >= 30
     assert all(1e-3 < table.measured_s.min() < table.measured_s.max() < 0.2 for table in tables)
+
+
+OFA = (
+    '{""ks"": [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3], '
+    '""e"": [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3], ""d"": [2, 2, 2, 2, 2], ""r"": 160}'
+)
+
+
+@pytest.mark.parametrize("column", ["1080ti_0", "1080ti_" + "9" * 30, "v100_²", "v100_", "v100_-1"])
+def test_a_batch_size_is_a_number_that_cards_hold(tmp_path, column):
+    with pytest.raises(InputError, match=r"nasbench201_gpu_latency_ms\.csv\.gz: column .* is no GPU_BATCH"):
+        read(folder(tmp_path, f"index,arch,{column}\n0,{ARCH},1\n"))
+
+
+def test_a_network_of_the_ofa_space_is_read(tmp_path):
+    assert len(read(folder(tmp_path, f'index,arch,v100_1\n0,"{OFA}",1\n', "ofa"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "arch"),
+    [
+        ("fbnet", "[" * 100_000),
+        ("fbnet", "[" * 50 + "]" * 50),
+        ("fbnet", str([0.5] * 22)),
+        ("ofa", OFA.replace("[3, ", "[1e300, ", 1)),
+        ("ofa", OFA.replace("160", "0")),
+        ("ofa", OFA.replace("160", "9" * 30)),
+        ("ofa", OFA.replace("[2, ", "[-1, ")),
+        ("ofa", "[]"),
+        ("nasbench201", "|" * 50),
+    ],
+)
+def test_what_is_no_architecture_is_refused_by_row(tmp_path, space, arch):
+    with pytest.raises(InputError, match=rf"{space}_gpu_latency_ms\.csv\.gz:2: no architecture"):
+        read(folder(tmp_path, f'index,arch,v100_1\n0,"{arch}",1\n', space))

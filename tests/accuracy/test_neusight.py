@@ -177,3 +177,44 @@ def test_unknown_architectures_are_refused():
         graph({"architectures": ["MambaForCausalLM"]}, "inference", 1, 8, "mamba")
     with pytest.raises(InputError, match="n_head"):
         graph({k: v for k, v in GPT2.items() if k != "n_head"}, "inference", 1, 8, "tiny")
+
+
+MODELS = "device,model,mode,seqlen,batch,option,e2e_latency\n"
+
+
+def models(tmp_path: Path, row: str, config: str) -> Path:
+    """A folder with one measurement of a model called ``tiny``."""
+    folder(tmp_path, "")
+    (tmp_path / "label_e2e.csv").write_text(MODELS + row + "\n")
+    (tmp_path / "DLmodel_configs" / "tiny.json").write_text(config)
+    (tmp_path / "outside.json").write_text(json.dumps(GPT2))
+    return tmp_path
+
+
+GOOD_ROW = "NVIDIA_L4,tiny,inf,16,1,,3.5"
+
+
+def test_a_measured_model_is_read(tmp_path):
+    assert len(read_models(models(tmp_path, GOOD_ROW, json.dumps(GPT2)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "said"),
+    [
+        (GOOD_ROW.replace(",1,", ",0.5,"), GPT2, r"label_e2e\.csv:2: batch is 0.5, not a whole number"),
+        (GOOD_ROW.replace("tiny", "../outside"), GPT2, r"label_e2e\.csv:2: model '\.\./outside' is no name"),
+        (GOOD_ROW.replace("tiny", "..\\outside"), GPT2, r"label_e2e\.csv:2: model .* is no name"),
+        (GOOD_ROW + ",9", GPT2, r"label_e2e\.csv:2: row has more fields"),
+        (GOOD_ROW, "[" * 100_000, r"DLmodel_configs/tiny\.json: .*nested too deeply"),
+        (GOOD_ROW, {**GPT2, "architectures": []}, r"DLmodel_configs/tiny\.json: lacks \"architectures\""),
+        (GOOD_ROW, {**GPT2, "architectures": ["Other"]}, r"DLmodel_configs/tiny\.json: unknown architecture 'Other'"),
+        (GOOD_ROW, {**GPT2, "n_head": 0}, r"DLmodel_configs/tiny\.json"),
+        (GOOD_ROW, {**GPT2, "n_embd": "64"}, r"DLmodel_configs/tiny\.json"),
+        (GOOD_ROW, {**GPT2, "n_layer": 1e300}, r"DLmodel_configs/tiny\.json: n_layer is 1e\+300"),
+        (GOOD_ROW, {k: v for k, v in GPT2.items() if k != "n_embd"}, r"DLmodel_configs/tiny\.json: .*lacks 'n_embd'"),
+    ],
+)
+def test_damaged_models_are_named(tmp_path, row, config, said):
+    text = config if isinstance(config, str) else json.dumps(config)
+    with pytest.raises(InputError, match=said):
+        read_models(models(tmp_path, row, text))

@@ -371,3 +371,61 @@ def test_a_table_runs_no_file(tmp_path):
     with pytest.raises(InputError, match="would run a file"):
         from_table(path, device("l4"), "roofline")
     assert not (tmp_path / "ran").exists()
+
+
+CONVOLUTION = "kind,batch,in_channels,out_channels,height,width,kernel,stride,groups,dtype,time_s\n"
+MM = "kind,m,n,k,time_s\n"
+
+
+def test_a_byte_order_mark_and_blank_lines_are_no_part_of_a_table(table, t4):
+    text = "\ufeff" + MM + "\nmatmul,1024,1024,1024,0.0006\n\n"
+    assert from_table(table(text), t4, "roofline").factors["matmul"].rows == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (MM + 'matmul,"' + "1" * 140_000 + '",2,2,1\n', "row 2: is no CSV: field larger"),
+        ("kind,m,m,n,k,time_s\nmatmul,1,1,1,1,1\n", "has the column 'm' twice"),
+        (MM + "matmul,1024,1024,1024,0.0006\nmatmul,1024,1024,1024,0.0006,9\n", "row 3: has 6 fields under 5 columns"),
+        (CONVOLUTION + "convolution,1,8,8,16,16,3,1,1,bool,1e-4\n", "row 2: unknown dtype of an operator 'bool'"),
+        (CONVOLUTION + "convolution,1,8,8,16,16,3,1,1,floaty,1e-4\n", "row 2: unknown dtype 'floaty'"),
+        (CONVOLUTION + "convolution,1,8,8,16,16,3,1,3,float32,1e-4\n", "row 2: 3 groups do not divide 8"),
+        (CONVOLUTION + "convolution,1,8,6,16,16,3,1,4,float32,1e-4\n", "8 in_channels and 6 out_channels"),
+        (CONVOLUTION + "convolution,1,8,8,1,1,4,1,1,float32,1e-4\n", "row 2: a window of 4 does not fit"),
+        (MM + f"matmul,{2**39},{2**39},1024,0.0006\n", "row 2: a tensor of more than"),
+    ],
+)
+def test_what_no_device_could_run_is_refused_with_its_row(table, t4, text, said):
+    with pytest.raises(InputError) as caught:
+        from_table(table(text), t4, "roofline")
+    assert said in str(caught.value)
+    assert "table.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize(("power", "unit"), [(3, "milliseconds"), (6, "microseconds"), (9, "nanoseconds")])
+def test_the_unit_that_times_are_in_is_named(table, t4, power, unit):
+    right = predicted(t4, 1024, 1024, 1024)
+    with pytest.raises(InputError, match=f"in {unit}\\?.*give seconds"):
+        from_table(table(MM + f"matmul,1024,1024,1024,{right * 10**power!r}\n"), t4, "roofline")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, *(f'["linear", {rest}]' for rest in ("0, 1e999, 3", "0, -1.0, 3", "0, NaN, 3", "1e999, 1, 3"))],
+)
+def test_damaged_samples_are_measured_anew(tmp_path, line):
+    path = tmp_path / "local.samples.jsonl"
+    first = mb.run(path, 0.1, cases=FEW, passes=1)
+    head, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([head, rest[0], line, rest[1]]))
+    again = mb.run(path, 0.1, cases=FEW, passes=1)
+    assert [s.case for s in again] == [s.case for s in first]
+    assert again[0] == first[0]  # kept; what follows the damage is not
+    assert all(0 < s.mean_s < 60 for s in again)
+
+
+def test_absurd_ratios_make_factors_that_are_read_again():
+    factor = factor_of([1e9, 1e-9] * 10)
+    assert factor.low == 1e-3
+    assert factor.high == 1e3

@@ -48,6 +48,11 @@ def test_from_a_table(run, model, tmp_path):
         (("--here", "--on", "t4"), "measures this machine"),
         (("--here", "--seconds", "0"), "0 seconds"),
         (("--here", "--device", "tpu"), "unknown kind of device"),
+        (("--here", "--seconds", "1"), "too few for 261 cases; give 40"),
+        (("--here", "--seconds", "nan"), "nan seconds"),
+        (("--here", "--model", "nonsense"), "leave it out"),
+        (("--from", "x.csv", "--on", "t4", "--seconds", "-1"), "goes with --here"),
+        (("--from", "x.csv", "--on", "t4", "--device", "gpu"), "goes with --here"),
     ],
 )
 def test_refusals(run, failed, arguments, said):

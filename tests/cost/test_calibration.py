@@ -7,7 +7,10 @@ import json
 import pytest
 
 from foretell.cost.calibration import SCHEMA, load, parse
+from foretell.cost.scales import calibrated
+from foretell.cost.scales import parse as parse_scales
 from foretell.errors import InputError, UnknownNameError
+from foretell.hardware import device
 
 GOOD = {
     "schema": SCHEMA,
@@ -71,6 +74,11 @@ def test_an_unknown_constant_lists_near_ones():
         ("constants", {"a": 10**400}),
         ("intervals", {"default": ["a", "b"], "host": [1, 1]}),
         ("intervals", {"default": [1, 10**400], "host": [1, 1]}),
+        ("intervals", {"default": [1.5, 2.0], "host": [1, 1]}),  # not around the prediction
+        ("intervals", {"default": [0.5, 0.9], "host": [1, 1]}),
+        ("intervals", {"default": [0.5, 1e9], "host": [1, 1]}),
+        ("constants", {"a": 1e100}),
+        ("constants", {"a": 1e-100}),
     ],
 )
 def test_a_damaged_calibration_is_refused_by_name(key, value):
@@ -79,3 +87,79 @@ def test_a_damaged_calibration_is_refused_by_name(key, value):
     assert parse(json.dumps(good), "here")["a"] == 1.0
     with pytest.raises(InputError, match="here"):
         parse(json.dumps({**good, key: value}), "here")
+
+
+@pytest.fixture
+def processor_file(tmp_path):
+    """Write the shipped processor calibration with some constants changed (None: left out), and read it for a CPU."""
+
+    def read(**changed):
+        shipped = load("cpu")
+        constants = {**shipped.constants, **{name.replace("_", "."): value for name, value in changed.items()}}
+        intervals = {name: list(pair) for name, pair in shipped.intervals.items()}
+        document = {
+            "schema": SCHEMA,
+            "model": "cpu",
+            "constants": {name: value for name, value in constants.items() if value is not None},
+            "intervals": intervals,
+            "provenance": {},
+        }
+        path = tmp_path / "mine.json"
+        path.write_text(json.dumps(document))
+        return calibrated(path, device("epyc-7763"), "cpu")
+
+    return read
+
+
+def test_a_good_processor_file_is_read(processor_file):
+    assert processor_file().name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rate_matmul": 0.0}, "'rate.matmul' is 0"),
+        ({"reference_flops": 0}, "'reference.flops' is 0"),
+        ({"byte_memory": 1.0}, "'byte.memory' is 1"),
+        ({"dispatch_view": None}, "lacks the constant 'dispatch.view'"),
+        ({"reference_bandwidth": None}, "lacks the constant 'reference.bandwidth'"),
+    ],
+)
+def test_a_processor_file_of_missing_or_absurd_constants_is_refused_by_name(processor_file, changed, said):
+    with pytest.raises(InputError) as caught:
+        processor_file(**changed)
+    assert "mine.json" in str(caught.value)
+    assert said in str(caught.value)
+    assert "foretell calibrate --here" in str(caught.value)
+
+
+SCALES = {
+    "schema": "foretell.scales/1",
+    "device": "t4",
+    "model": "roofline",
+    "factors": {"matmul": [0.5, 1.1, 2.0, 7]},
+    "provenance": {},
+}
+
+
+def test_good_scales_are_read():
+    assert parse_scales(json.dumps(SCALES), "s.json").factors["matmul"].rows == 7
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.5, 1e308, 2.0, 7],
+        [0.5, 1e-9, 2.0, 7],
+        [1e-9, 1.0, 2.0, 7],
+        [0.5, 1.0, 1e308, 7],
+        [0.5, 1.0, 2.0, 10**400],
+        [0.5, 1.0, 2.0, float("inf")],
+        [0.5, 1.0, 2.0, float("nan")],
+        [10**400, 1.0, 2.0, 7],
+        [0.5, 1.0, 2.0, 0],
+    ],
+)
+def test_absurd_scales_are_refused_by_name(row):
+    with pytest.raises(InputError, match=r"s\.json: factor 'matmul' is .*0\.001 to 1000"):
+        parse_scales(json.dumps({**SCALES, "factors": {"matmul": row}}), "s.json")

@@ -82,3 +82,10 @@ def test_to_dict_is_json_and_complete():
     assert data["price_usd"] is None
     assert len(DTYPES) == len(set(DTYPES))
     assert all(key.split(".")[0] in DTYPES and key.split(".")[1] in UNITS for key in data["peaks"])
+
+
+def test_one_price_is_enough():
+    """A card that is only rented has no list price to miss."""
+    rented = dataclasses.replace(TOY, price_usd=None, price_usd_per_h=2.0)
+    assert not {"price_usd", "price_usd_per_h"} & set(rented.missing())
+    assert {"price_usd", "price_usd_per_h"} <= set(dataclasses.replace(rented, price_usd_per_h=None).missing())

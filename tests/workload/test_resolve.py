@@ -240,3 +240,12 @@ def test_the_light_paths_import_no_torch() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_optimizer_without_training_is_refused() -> None:
+    from foretell.workload.options import options
+
+    assert options(train=True, optimizer="adam").optimizer == "adam"
+    assert options(optimizer=None).optimizer == "sgd"
+    with pytest.raises(InputError, match="optimizer adam applies to training only; add --train"):
+        options(optimizer="adam")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from foretell.accuracy.columns import op_table
 from foretell.accuracy.measured import Measured
 from foretell.cost.model import Settings
 from foretell.cost.program import Program
-from foretell.errors import InputError
+from foretell.errors import ForetellError, InputError
 from foretell.graph import OpTable
 from foretell.hardware import device
 
@@ -54,6 +55,7 @@ _KV_BYTES = {"bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
 _PER_TENSOR = "foretell.quantized_mm.tensor"  # what vLLM's fp8 is up to 0.14, by the time its activations take
 _ATTENTION = ("context_attention", "generation_attention", "encoder_attention")
 _TABLES = ("gemm", *_ATTENTION)
+_LARGEST = 2**31  # what a size may be
 _LONGEST_S = 60.0  # a longer call is a wrong unit
 
 
@@ -71,14 +73,20 @@ def read(folder: Path) -> list[Measured]:
 
 def read_table(path: Path) -> list[Measured]:
     """One table, split by number format. Raises InputError naming the row of what is malformed."""
-    stem = path.name.removesuffix(".csv.gz")
-    system, framework, table = stem.split("__")
+    parts = path.name.removesuffix(".csv.gz").split("__")
+    if len(parts) != 3 or parts[2] not in _TABLES:
+        repair = f"name it SYSTEM__FRAMEWORK-VERSION__TABLE.csv.gz, TABLE one of {', '.join(_TABLES)}"
+        raise InputError("is not named as the published tables are", path.name, repair)
+    system, framework, table = parts
     columns = _Columns(path)
     latency_s = columns.numbers("latency", 1e-6, _LONGEST_S * 1e3) / 1e3
     names = set(columns["device"])
     if len(names) != 1:
         raise InputError(f"mixes devices: {', '.join(sorted(map(repr, names)))}", path.name, "split it by device")
-    gpu = device(names.pop())
+    try:
+        gpu = device(names.pop())
+    except ForetellError as error:
+        raise InputError(error.message, path.name, error.hint) from None
     formats, rows_of = (_gemm if table == "gemm" else _attention)(columns, table)
     result = []
     for number_format in sorted(set(formats)):
@@ -105,8 +113,16 @@ class _Columns:
 
     def __init__(self, path: Path) -> None:
         self.where = path.name
-        with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
+        try:
+            with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+                header, *rows = list(csv.reader(file)) or [[]]
+        except (EOFError, OSError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"is damaged: {error}", self.where, "fetch it anew") from error
+        if not rows:
+            raise InputError("holds no rows", self.where, "use the table as published")
+        twice = [name for name in header if header.count(name) > 1]
+        if twice:
+            raise InputError(f"has the column {twice[0][:40]!r} twice", self.where, "use the table as published")
         short = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
         if short is not None:
             raise InputError(f"has {len(rows[short])} fields, not {len(header)}", f"{self.where}:{short + 2}")
@@ -125,10 +141,19 @@ class _Columns:
         values, allowed = np.array(self[name]), set(known)
         wrong = np.flatnonzero(~np.isin(values, list(allowed)))
         if len(wrong):
-            raise InputError(f"{name} is {values[wrong[0]]!r}", f"{self.where}:{wrong[0] + 2}", f"known: {allowed}")
+            known_ = f"known: {', '.join(sorted(allowed))}"
+            raise InputError(f"{name} is {str(values[wrong[0]])[:40]!r}", f"{self.where}:{wrong[0] + 2}", known_)
         return values
 
-    def numbers(self, name: str, least: float, most: float = np.inf) -> Floats:
+    def sizes(self, name: str, least: int = 1) -> Floats:
+        """A column of whole numbers."""
+        values = self.numbers(name, least, _LARGEST)
+        wrong = np.flatnonzero(values % 1)
+        if len(wrong):
+            raise InputError(f"{name} is {values[wrong[0]]:g}, no whole number", f"{self.where}:{wrong[0] + 2}")
+        return values
+
+    def numbers(self, name: str, least: float, most: float) -> Floats:
         """A column of numbers within a range."""
         try:
             values = np.array(self[name], dtype=np.float64)
@@ -146,7 +171,7 @@ _Rows = Callable[[str, npt.NDArray[np.int64]], tuple[OpTable, npt.NDArray[np.obj
 
 def _gemm(columns: _Columns, table: str) -> tuple[Strings, _Rows]:
     formats = columns.text("gemm_dtype", tuple(GEMM_FORMATS))
-    m, n, k = (columns.numbers(name, 1) for name in "mnk")
+    m, n, k = (columns.sizes(name) for name in "mnk")
 
     def rows_of(number_format: str, rows: npt.NDArray[np.int64]) -> tuple[OpTable, npt.NDArray[np.object_]]:
         name, dtype = GEMM_FORMATS[number_format]
@@ -183,15 +208,15 @@ def _version(columns: _Columns) -> tuple[int, ...]:
 
 def _attention(columns: _Columns, table: str) -> tuple[Strings, _Rows]:
     encoder = table == "encoder_attention"
-    batch, heads, depth = (columns.numbers(name, 1) for name in ("batch_size", "num_heads", "head_dim"))
-    queries = columns.numbers("isl", 1)
+    batch, heads, depth = (columns.sizes(name) for name in ("batch_size", "num_heads", "head_dim"))
+    queries = columns.sizes("isl")
     if encoder:
         formats = columns.text("attn_dtype", tuple(_KV_BYTES))
         kv_heads, cached, window = heads, np.zeros(len(heads)), np.zeros(len(heads))
     else:
         formats = columns.text("kv_cache_dtype", tuple(_KV_BYTES))
-        kv_heads, cached = columns.numbers("num_key_value_heads", 1), columns.numbers("step", 0)
-        window = columns.numbers("window_size", 0) if "window_size" in columns else np.zeros(len(heads))
+        kv_heads, cached = columns.sizes("num_key_value_heads"), columns.sizes("step", 0)
+        window = columns.sizes("window_size", 0) if "window_size" in columns else np.zeros(len(heads))
     keys = cached + queries
     keys = np.where(window > 0, np.minimum(keys, window), keys)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ DEVICES = {
     "titan_xp": "titan-xp",
     "v100": "v100-sxm2-16gb",
 }
+_BATCH = re.compile("[1-9][0-9]{0,5}")
+_PUBLISHED = "use the table as published"
 
 
 def _ofa(arch: dict[str, Any], batch: int) -> Rows:
@@ -80,13 +83,13 @@ def _read(path: Path, space: str, every: int) -> Iterator[Measured]:
         header = next(reader, [])
         lines = [(number, line) for number, line in enumerate(reader, start=2) if number % every == 0 or every == 1]
     if header[:2] != ["index", "arch"]:
-        raise InputError("does not begin with the columns index, arch", path.name, "use the table as published")
+        raise InputError("does not begin with the columns index, arch", path.name, _PUBLISHED)
     architectures = []
     for number, line in lines:
         try:
             architectures.append(parse(line[1]))
-        except (ValueError, IndexError) as error:
-            raise InputError(f"no architecture: {error}", f"{path.name}:{number}") from None
+        except (ValueError, IndexError, RecursionError) as error:
+            raise InputError(f"no architecture: {error}", f"{path.name}:{number}", _PUBLISHED) from None
     columns = [_column(name, path.name) for name in header[2:]]
     programs: dict[int, tuple[Program, npt.NDArray[np.int64]]] = {}
     names = np.array([f"{space}:{line[0]}" for _, line in lines], dtype=object)
@@ -109,8 +112,8 @@ def _read(path: Path, space: str, every: int) -> Iterator[Measured]:
 
 def _column(name: str, where: str) -> tuple[str, int]:
     gpu, _, batch = name.rpartition("_")
-    if gpu not in DEVICES or not batch.isdigit():
-        raise InputError(f"column {name!r} is no GPU_BATCH of {', '.join(DEVICES)}", where)
+    if gpu not in DEVICES or not _BATCH.fullmatch(batch):
+        raise InputError(f"column {name[:40]!r} is no GPU_BATCH of {', '.join(DEVICES)}", where, _PUBLISHED)
     return gpu, int(batch)
 
 
@@ -121,8 +124,9 @@ def _program(
     for number, arch in zip(numbers, architectures, strict=True):
         try:
             networks.append(compose(arch, batch))
-        except (ForetellError, KeyError, TypeError) as error:
-            raise InputError(f"no architecture of this space: {error}", f"{where}:{number}") from None
+        except (ForetellError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            reason = str(error)[:200]
+            raise InputError(f"no architecture of this space: {reason}", f"{where}:{number}", _PUBLISHED) from None
     table, starts = stack(networks)
     return Program.of(table), starts
 

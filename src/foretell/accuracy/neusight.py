@@ -13,8 +13,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +22,21 @@ from typing import Any
 
 import numpy as np
 
+from foretell import documents
 from foretell.accuracy.columns import op_table
 from foretell.accuracy.measured import Measured
 from foretell.accuracy.neusight_models import graph
 from foretell.cost.model import Settings
 from foretell.cost.program import Program, lower
-from foretell.errors import InputError, UnknownNameError
-from foretell.graph import OpTable
+from foretell.errors import ForetellError, InputError, UnknownNameError
+from foretell.graph import Graph, OpTable
 from foretell.hardware import device as find_device
 from foretell.hardware.device import Device
 
 _FP32 = 4.0
 _MOST_MS = 1e5
+_MOST_SIZE = 10**9  # of a configuration; token numbers and widths are far below
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 
 # Operator → (dispatcher name, tensors read).
 _ELEMENTWISE: dict[str, tuple[str, int]] = {
@@ -78,7 +81,7 @@ def _operators(path: Path, source: str) -> Iterator[Measured]:
         if name not in ("bmm", "linear", "ln", "softmax", *_ELEMENTWISE):
             raise InputError(f"operator {name!r} is not known", where, f"known: {', '.join(_ELEMENTWISE)} and so on")
         time = _number(record, "Latency", where, _MOST_MS)
-        sizes = tuple(_number(record, dim, where, 1e9) for dim in dims)
+        sizes = tuple(float(_whole(record, dim, where, 1e9)) for dim in dims)
         rows.setdefault((record["Device"], name), []).append((time / 1e3, *sizes))
     for (gpu, name), values in sorted(rows.items()):
         seconds, *sizes = (np.array(column) for column in zip(*values, strict=True))
@@ -156,10 +159,10 @@ def read_models(folder: Path) -> list[Measured]:
             raise InputError(f"mode {record['mode']!r} is neither inf nor train", where)
         mode, runtime = _MODES[record["mode"]], _RUNTIMES[option]
         time = _number(record, "e2e_latency", where, 1e7)
-        batch, tokens = (int(_number(record, size, where, 1e6)) for size in ("batch", "seqlen"))
+        batch, tokens = (_whole(record, size, where, 1e6) for size in ("batch", "seqlen"))
         key = (model, mode, runtime, batch, tokens)
         if key not in programs:
-            programs[key] = lower(graph(_configuration(folder, model), mode, batch, tokens, model), runtime)
+            programs[key] = lower(_graph(folder, model, mode, batch, tokens, where), runtime)
         found.setdefault((record["device"], mode, runtime), []).append((programs[key], time / 1e3, model))
     return [
         Measured(
@@ -192,15 +195,30 @@ def _joined(programs: Sequence[Program]) -> Program:
     )
 
 
-def _configuration(folder: Path, model: str) -> Mapping[str, Any]:
+def _graph(folder: Path, model: str, mode: str, batch: int, tokens: int, where: str) -> Graph:
+    """The graph of a named configuration. Raises InputError naming the row, or the configuration."""
+    if not _MODEL.fullmatch(model):
+        raise InputError(f"model {model[:40]!r} is no name", where, "a name of letters, digits, dots and dashes")
     path = folder / "DLmodel_configs" / f"{model}.json"
+    shown = f"neusight/DLmodel_configs/{path.name}"
+    repair = "use the configuration as published"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"no configuration of {model!r}: {error}", f"neusight/DLmodel_configs/{path.name}") from error
-    if not isinstance(data, dict):
-        raise InputError("is no JSON object", f"neusight/DLmodel_configs/{path.name}")
-    return data
+        config = documents.read_json(path, "configuration")
+    except InputError as error:
+        raise InputError(f"no configuration of {model!r}: {error.what}", shown, error.repair) from None
+    if not isinstance(config, dict):
+        raise InputError("is no JSON object", shown, repair)
+    if not isinstance(config.get("architectures"), list) or not config["architectures"]:
+        raise InputError('lacks "architectures", a list of one name', shown, repair)
+    for name, value in config.items():
+        if isinstance(value, int | float) and not abs(value) <= _MOST_SIZE:
+            raise InputError(f"{name} is {str(value)[:40]}", shown, repair)
+    try:
+        return graph(config, mode, batch, tokens, model)
+    except ForetellError as error:
+        raise InputError(error.message, shown, error.hint or repair) from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InputError(f"holds a size that is none: {error}", shown, repair) from error
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -219,8 +237,9 @@ def _records(path: Path, source: str, needed: Sequence[str]) -> Iterator[tuple[i
         if missing:
             raise InputError(f"lacks the column {missing[0]!r}", source, "use the table as SOURCE.md describes it")
         for record in reader:
-            if None in record.values():
-                raise InputError("row is cut short", f"{source}:{reader.line_num}")
+            if None in record.values() or None in record:
+                what = "row is cut short" if None in record.values() else "row has more fields than the header"
+                raise InputError(what, f"{source}:{reader.line_num}", "use the table as SOURCE.md describes it")
             yield reader.line_num, record
 
 
@@ -234,6 +253,14 @@ def _number(record: Mapping[str, str], name: str, where: str, most: float) -> fl
         raise InputError(f"{name} is {value:g}, not above 0 and at most {most:g}", where,
                          "times are milliseconds, sizes elements")
     return value
+
+
+def _whole(record: Mapping[str, str], name: str, where: str, most: float) -> int:
+    """A whole number above zero. Raises InputError with the row."""
+    value = _number(record, name, where, most)
+    if value % 1:
+        raise InputError(f"{name} is {value:g}, not a whole number", where, "times are milliseconds, sizes elements")
+    return int(value)
 
 
 def _device(gpu: str, source: str) -> Device:

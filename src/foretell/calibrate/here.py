@@ -12,6 +12,8 @@ On a GPU the same run gives the peaks and bandwidth it sustains, and `Scales` on
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ import numpy.typing as npt
 from foretell.calibrate import microbench
 from foretell.calibrate.microbench import Case, Clock, Sample
 from foretell.cost import calibration
-from foretell.cost.cpu import BANDWIDTH, FLOPS, caches_of
+from foretell.cost.cpu import BANDWIDTH, FARTHEST, FLOPS, caches_of
 from foretell.cost.kernels import cpu
 from foretell.cost.program import Program, lower
 from foretell.errors import InputError
@@ -34,10 +36,12 @@ from foretell.hardware.local import CALIBRATION, local_device, local_folder
 Floats = npt.NDArray[np.float64]
 Report = Callable[[str, int, int], None]
 
+MOST_S = 3600.0
 _HUBER = 0.15  # residuals beyond this count linearly
 _PRIOR = 0.1  # weight of ln(constant / start) beside a residual
 _CHAIN_OPS = 8  # a case of more ops is a chain…
 _CHAIN_WEIGHT = 3.0  # …and counts as several: it is what networks are made of
+_LEAST_S = 0.15  # of building, warming up, timing and capturing a case at the least
 _TINY_S = 5e-5  # a chain whose ops take less shows dispatch, and counts once
 
 
@@ -91,6 +95,8 @@ def fit(programs: Mapping[str, Program], seconds: Mapping[str, tuple[float, floa
 
     start = np.log([*(cpu.DEFAULTS[key] for key in keys), 1.0])
     found = _least_squares(residual, start, weight)
+    far = np.log(FARTHEST * 0.999)  # rounded when written, and still within
+    found[:-1] = np.clip(found[:-1], start[:-1] - far, start[:-1] + far)
     left = residual(found)
     return Fitted(
         constants=dict(zip(keys, np.exp(found[:-1]).tolist(), strict=True)),
@@ -140,26 +146,33 @@ def here(
 ) -> Here:
     """Measure this machine and write its calibration to `out` (default: `local_folder`), its data sheet beside it.
 
-    Samples are kept next to `out` as they come, so that an interrupted run goes on from there.
+    All of it takes about `seconds`; InputError says how many are needed where that is too little for one pass. Samples
+    are kept next to `out` as they come, so that an interrupted run goes on from there.
     """
+    start = time.perf_counter()
+    chosen = cases or (microbench.cpu_cases() if kind == "cpu" else microbench.gpu_cases())
+    least = max(1.0, math.ceil(_LEAST_S * len(chosen) / 5) * 5.0) if len(chosen) > 1 / _LEAST_S else 0.0
+    if not least <= seconds <= MOST_S:
+        what = f"{seconds:g} seconds are too few for {len(chosen)} cases" if seconds < least else f"{seconds:g} seconds"
+        raise InputError(what, "--seconds", f"give {max(1.0, least):g} to {MOST_S:g}; 90 are enough")
     default = CALIBRATION if kind == "cpu" else f"local-{kind}.calibration.json"
     path = local_folder() / default if out is None else out
     _writable(path)
     stem = path.name.removesuffix(".json").removesuffix(".calibration")
     toml = path.with_name(f"{stem}.toml")
+    programs: dict[str, Program] = {}
+    for i, case in enumerate(chosen):
+        progress("Reading", i, len(chosen))
+        programs[case.name] = lower(microbench.graph_of(case))
     samples = microbench.run(
         path.with_name(f"{stem}.samples.jsonl"),
-        seconds,
-        cases=cases,
+        seconds - (time.perf_counter() - start),
+        cases=chosen,
         clock=clock,
         device="cpu" if kind == "cpu" else "cuda",
         progress=lambda done, total: progress("Measuring", done, total),
     )
-    chosen = cases or (microbench.cpu_cases() if kind == "cpu" else microbench.gpu_cases())
-    programs: dict[str, Program] = {}
-    for i, case in enumerate(chosen):
-        progress("Fitting", i, len(chosen))
-        programs[case.name] = lower(microbench.graph_of(case))
+    progress("Fitting", 0, 1)
     found = microbench.medians(samples)
     device = sustained(local_device(gpu=kind != "cpu", measured=False), programs, found)
     provenance = _provenance(samples, found, kind)

@@ -470,7 +470,8 @@ def run(
     known = {case.name for case in cases}
     samples = [s for s in kept if s.case in known]
     start = time.perf_counter()
-    slice_s = 0.5 * seconds / (passes * len(cases))  # the other half goes into building, warming up and long cases
+    # The other half goes into building, warming up and long cases.
+    slice_s = 0.5 * max(seconds, 0.0) / (passes * len(cases))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         print(json.dumps({"schema": SCHEMA, "at": time.time(), "machine": of}), file=file)
@@ -512,15 +513,18 @@ def _kept(path: Path, of: Mapping[str, Any]) -> list[Sample]:
         head = json.loads(lines[0])
         if head["schema"] != SCHEMA or head["machine"] != of or time.time() - head["at"] > _STALE_S:
             return []
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
     samples = []
     for line in lines[1:]:
         try:  # the last line may be cut short
             name, turn, mean_s, count = json.loads(line)
-            samples.append(Sample(str(name), int(turn), float(mean_s), int(count)))
-        except (ValueError, TypeError):
+            sample = Sample(str(name), int(turn), float(mean_s), int(count))
+        except (ValueError, TypeError, OverflowError, RecursionError):
             break
+        if not (0 < sample.mean_s < _STALE_S and sample.turn >= 0 and sample.count > 0):
+            break
+        samples.append(sample)
     return samples
 
 

@@ -37,16 +37,20 @@ import numpy as np
 from foretell import documents
 from foretell.cost.model import OpTimes, Settings, models
 from foretell.cost.program import Program, lower
-from foretell.cost.scales import ALL, LIMIT_BYTES, Factor, Scales
+from foretell.cost.scales import ALL, LEAST, LIMIT_BYTES, MOST, Factor, Scales
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import DTYPES, KINDS, OpTable
+from foretell.graph.dtypes import is_floating
 from foretell.graph.op import Tensor, make_op
 from foretell.hardware.device import Device
 
 LIMIT_ROWS = 100_000
+_DTYPES = (*filter(is_floating, DTYPES), "int8")  # what the kinds of a table compute in
+_MOST_ELEMENTS = 2**40
 _SHRINK = 4.0  # a factor of this many rows is half way between 1 and its median
 _BARE = math.log(2.0)  # half-width where rows are too few to show one
 _ABSURD = 100.0
+_UNITS = {3: "milliseconds", 6: "microseconds", 9: "nanoseconds"}  # by the power of ten a second has
 _SHOWN = 5
 
 
@@ -62,7 +66,8 @@ def factor_of(ratios: Sequence[float]) -> Factor:
     off = np.sort(np.abs(logs - mid))
     rank = math.ceil(0.8 * (count + 1))  # conformal: the next row falls within with at least 80 %
     half = float(off[rank - 1]) if rank <= count else max(_BARE, float(off[-1]))
-    return Factor(math.exp(-half), math.exp(mid), math.exp(half), count)
+    low, mid, high = (min(max(math.exp(log), LEAST), MOST) for log in (-half, mid, half))
+    return Factor(low, mid, high, count)
 
 
 def scales_of(
@@ -92,12 +97,7 @@ def from_table(path: Path, device: Device, model: str) -> Scales:
 
     text = documents.read_text(path, "CSV table", LIMIT_BYTES)
     where = str(path)
-    lines = list(csv.DictReader(io.StringIO(text)))
-    if not lines:
-        raise InputError("holds no rows", where, "give a header and one measurement a line")
-    if len(lines) > LIMIT_ROWS:
-        raise InputError(f"holds more than {LIMIT_ROWS:,} rows", where, "give a sample")
-    columns = [name for name in lines[0] if name is not None]
+    columns, lines = _lines(text, where)
     whole = "workload" in columns
     for wanted in ("time_s", "workload" if whole else "kind"):
         if wanted not in columns:
@@ -121,6 +121,36 @@ def from_table(path: Path, device: Device, model: str) -> Scales:
         "licence": "the table's own",
     }
     return scales_of(rows, device.name, model, provenance, whole=whole)
+
+
+def _lines(text: str, where: str) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns, and the rows by column. Raises InputError naming the row that is malformed."""
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))  # some editors write a mark first
+    columns: list[str] | None = None
+    lines: list[dict[str, str]] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if columns is None:
+                columns = [name.strip() for name in row]
+                twice = [name for name in columns if columns.count(name) > 1]
+                if twice:
+                    raise InputError(f"has the column {twice[0][:40]!r} twice", where, "keep one of them")
+                continue
+            at = f"{where}, row {_row(len(lines))}"
+            if len(row) > len(columns):
+                what = f"has {len(row)} fields under {len(columns)} columns"
+                raise InputError(what, at, "put a text that holds commas between quotes")
+            lines.append(dict(zip(columns, row, strict=False)))
+            if len(lines) > LIMIT_ROWS:
+                raise InputError(f"holds more than {LIMIT_ROWS:,} rows", where, "give a sample")
+    except csv.Error as error:
+        at = f"{where}, row {_row(len(lines))}"
+        raise InputError(f"is no CSV: {error}", at, "close the quotes, and write one measurement a line") from None
+    if columns is None or not lines:
+        raise InputError("holds no rows", where, "give a header and one measurement a line")
+    return columns, lines
 
 
 def _row(i: int) -> int:
@@ -184,9 +214,11 @@ def _plausible(rows: Sequence[tuple[Program, OpTimes, float]], where: str) -> No
             short.append(_row(i))
         ratios.append(measured / predicted)
     if long or short:
-        unit = "milliseconds" if long and not short else "a larger unit" if short and not long else "several units"
         which = f"{_listed(long or short)}"
-        factor = f"{float(np.median([ratios[row - 2] for row in (long or short)])):.3g}"
+        off = float(np.median([ratios[row - 2] for row in (long or short)]))
+        nearest = min(_UNITS, key=lambda power: abs(power - math.log10(off)))
+        unit = _UNITS[nearest] if long and not short else "a larger unit" if short and not long else "several units"
+        factor = f"{off:.3g}"
         raise InputError(
             f"time_s is {factor} times what the device can be expected to take: in {unit}?",
             f"{where}, {which}",
@@ -228,10 +260,15 @@ def _operators(lines: Sequence[Mapping[str, str]], where: str) -> tuple[list[Pro
             error = unknown("kind of operator", kind, _OPERATORS)
             raise InputError(error.message, at, error.hint)
         dtype = (line.get("dtype") or "float32").strip()
-        if dtype not in DTYPES:
-            error = unknown("dtype", dtype, DTYPES)
+        if dtype not in _DTYPES:
+            error = unknown("dtype of an operator" if dtype in DTYPES else "dtype", dtype, _DTYPES)
             raise InputError(error.message, at, error.hint)
-        name, shapes, outputs, attrs = _OPERATORS[kind](partial(_whole, line, at=at))
+        try:
+            name, shapes, outputs, attrs = _OPERATORS[kind](partial(_whole, line, at=at))
+        except _Impossible as error:
+            raise InputError(str(error), at, "mend or remove the row") from None
+        if any(math.prod(shape) > _MOST_ELEMENTS for shape in (*shapes, outputs)):
+            raise InputError(f"a tensor of more than {_MOST_ELEMENTS:,} elements", at, "mend or remove the row")
         tensors = [Tensor(shape, dtype, t) for t, shape in enumerate((*shapes, outputs))]
         op = make_op(name, tensors, tuple(range(len(shapes))), (len(shapes),), attrs=attrs)
         programs.append(Program.of(OpTable.from_ops([op], tensors)))
@@ -252,6 +289,10 @@ def _whole(line: Mapping[str, str], key: str, at: str) -> int:
         said = said if key in line else f"lacks the column {key!r}"
         raise InputError(said, at, "docs/calibrate.md lists each kind's columns")
     return value
+
+
+class _Impossible(ValueError):
+    """Sizes that no operator has together."""
 
 
 Shape = tuple[int, ...]
@@ -275,7 +316,11 @@ def _convolution(of: Number) -> Operator:
     pad = (kernel - 1) // 2
     size = tuple((side + 2 * pad - kernel) // stride + 1 for side in (height, width))
     attrs = {"stride": (stride, stride), "dilation": (1, 1), "groups": groups, "transposed": False}
-    weight = (out, max(1, c // groups), kernel, kernel)
+    if c % groups or out % groups:
+        raise _Impossible(f"{groups} groups do not divide {c} in_channels and {out} out_channels")
+    if min(size) < 1:
+        raise _Impossible(f"a window of {kernel} does not fit an image of {height} × {width}")
+    weight = (out, c // groups, kernel, kernel)
     return "aten.convolution.default", ((b, c, height, width), weight), (b, out, *size), attrs
 
 

@@ -22,10 +22,13 @@ def calibrate(
         str | None, typer.Option("--on", metavar="DEVICE", help="With --from: the device that was measured.")
     ] = None,
     model: opt.Model = "auto",
-    kind: Annotated[str, typer.Option("--device", metavar="KIND", help="With --here: cpu or gpu.")] = "cpu",
+    kind: Annotated[
+        str | None, typer.Option("--device", metavar="KIND", help="With --here: cpu (the default) or gpu.")
+    ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", help="With --here: how long to measure, about.")
-    ] = 90.0,
+        float | None,
+        typer.Option("--seconds", metavar="S", help="With --here: how long to take, about; 90 unless given."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -47,11 +50,19 @@ def calibrate(
     if here:
         if on is not None:
             raise InputError("measures this machine", f"--on {on}", "leave out --on, or give a table with --from")
+        kind = "cpu" if kind is None else kind
         if kind not in ("cpu", "gpu"):
             raise InputError(f"unknown kind of device {kind[:40]!r}", "--device", "give cpu or gpu")
-        if not 1.0 <= seconds <= 3600.0:
-            raise InputError(f"{seconds:g} seconds", "--seconds", "give 1 to 3600; 90 are enough")
+        from foretell.cost.model import AUTO
+
+        if model != AUTO:
+            raise InputError("the device decides which model is calibrated", f"--model {model[:40]}", "leave it out")
+        seconds = 90.0 if seconds is None else seconds
+        from foretell.calibrate.here import MOST_S
         from foretell.calibrate.here import here as measure
+
+        if not 1.0 <= seconds <= MOST_S:
+            raise InputError(f"{seconds:g} seconds", "--seconds", f"give 1 to {MOST_S:g}; 90 are enough")
 
         with progress("Calibrating") as update:
             found = measure(out, seconds, kind=kind, progress=update)
@@ -63,6 +74,9 @@ def calibrate(
         )
         return
     assert table is not None
+    for option, value in (("--device", kind), ("--seconds", seconds)):
+        if value is not None:
+            raise InputError("goes with --here, where something is measured", f"{option} {value}", "leave it out")
     if on is None:
         raise InputError("--from needs the device that was measured", "calibrate", "add --on DEVICE")
     from foretell.calibrate.tables import from_table, write

@@ -15,6 +15,8 @@ from foretell.errors import InputError, unknown
 
 SCHEMA = "foretell.calibration/1"
 LIMIT_BYTES = 16 * 2**20
+_LEAST, _MOST = 1e-18, 1e18  # a constant is zero or between: all are in SI units, or dimensionless
+_WIDEST = 1e3  # how far from a prediction an end of its interval may be, as a factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,16 @@ def load(model: str) -> Calibration:
     return parse(source.read_text(encoding="utf-8"), source.name)
 
 
-def local() -> Calibration | None:
-    """What ``foretell calibrate --here`` found on this machine, or None before it ran."""
+def local_path() -> Path:
+    """Where the calibration of this machine is kept."""
     from foretell.hardware.local import CALIBRATION, local_folder
 
-    path = local_folder() / CALIBRATION
+    return local_folder() / CALIBRATION
+
+
+def local() -> Calibration | None:
+    """What ``foretell calibrate --here`` found on this machine, or None before it ran."""
+    path = local_path()
     if not path.is_file():
         return None
     return _read(path, path.stat().st_mtime_ns)
@@ -80,13 +87,16 @@ def parse(text: str, where: str) -> Calibration:
             raise InputError(f"{key} is no object", where, repair)
     constants = {}
     for name, value in data["constants"].items():
-        if not _is_number(value) or value < 0:
-            raise InputError(f"constant {name!r} is {value!r}, not a number ≥ 0", where, repair)
+        if not _is_number(value) or not (value == 0 or _LEAST <= value <= _MOST):
+            what = f"constant {_short(name)} is {_short(value)}, not 0 or a number from {_LEAST:g} to {_MOST:g}"
+            raise InputError(what, where, repair)
         constants[name] = float(value)
     intervals = {}
     for name, pair in data["intervals"].items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_number, pair)) or not 0 < pair[0] <= pair[1]:
-            raise InputError(f"interval {name!r} is {pair!r}, not [low, high] with 0 < low ≤ high", where, repair)
+        numbers = isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+        if not numbers or not 1 / _WIDEST <= pair[0] <= 1 <= pair[1] <= _WIDEST:
+            what = f"interval {_short(name)} is {_short(pair)}, not [low, high] with {1 / _WIDEST:g} ≤ low ≤ 1 ≤ high"
+            raise InputError(f"{what} ≤ {_WIDEST:g}", where, repair)
         intervals[name] = (float(pair[0]), float(pair[1]))
     for name in ("default", "host"):
         if name not in intervals:
@@ -102,3 +112,8 @@ def parse(text: str, where: str) -> Calibration:
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number of a size that arithmetic bears."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e100
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"

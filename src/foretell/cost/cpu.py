@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost.calibration import Calibration, load, local
+from foretell.cost.calibration import Calibration, load, local, local_path
 from foretell.cost.kernels import cpu
 from foretell.cost.model import REGISTRY, OpTimes, Settings, Step
 from foretell.cost.program import Program
@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 
 # Reference of the constants: what the calibrated machine's data sheet said.
 FLOPS, BANDWIDTH = "reference.flops", "reference.bandwidth"
+_REFERENCES = {FLOPS: (1e7, 1e18), BANDWIDTH: (1e6, 1e16)}  # what a processor may have, per second
+FARTHEST = 1e4  # a constant beyond this factor of where a fit begins is no processor's
 _L3_PER_L2 = 8.0  # where a level is unknown
 
 
@@ -109,7 +111,8 @@ class Cpu:
     def _of(self, device: Device) -> Calibration:
         if self.calibration is not None:
             return self.calibration
-        return (local() if device.name == "local" else None) or load("cpu")
+        found = local() if device.name == "local" else None
+        return load("cpu") if found is None else checked(found, str(local_path()))
 
     def _constants(self, device: Device) -> Mapping[str, float]:
         """The calibration's constants for a device of other peak and bandwidth."""
@@ -121,6 +124,24 @@ class Cpu:
         return {
             name: calibration[name] * scale.get(name, scale.get(name.partition(".")[0], 1.0)) for name in cpu.DEFAULTS
         }
+
+
+def checked(calibration: Calibration, where: str) -> Calibration:
+    """`calibration`, whose constants are this model's; InputError names what is missing or implausible in the file."""
+    repair = "measure anew with `foretell calibrate --here`"
+    if calibration.model != "cpu":
+        raise InputError(f"is a calibration of model {calibration.model[:40]!r}, not 'cpu'", where, repair)
+    ranges = {name: (value / FARTHEST, value * FARTHEST) for name, value in cpu.DEFAULTS.items()} | _REFERENCES
+    for name, (least, most) in ranges.items():
+        if name not in calibration.constants:
+            raise InputError(f"lacks the constant {name!r}", where, repair)
+        value = calibration[name]
+        if not least <= value <= most:
+            raise InputError(f"constant {name!r} is {value:g}, not from {least:g} to {most:g}", where, repair)
+    machine = calibration.provenance.get("machine", {})
+    if not isinstance(machine, Mapping):
+        raise InputError("provenance.machine is no object", where, repair)
+    return calibration
 
 
 def caches_of(device: Device) -> tuple[cpu.Caches, tuple[str, ...]]:

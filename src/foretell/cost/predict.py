@@ -95,6 +95,10 @@ def estimate(
     time_s = sum(breakdown.values())
     low, high, basis = predictor.interval(program, times, step, device, settings)
     unknown = [name for name in _TIMED[device.kind] if getattr(device, name) is None]
+    if device.vendor == "NVIDIA" and device.kind == "gpu" and device.compute_capability is None:
+        unknown.append("compute_capability")  # says which kernels its libraries have
+    if device.memory_bytes is None:
+        notes = (*notes, f"memory of {device.name} unknown: whether the step fits is too")
     if unknown:
         wider = float(np.log(_PER_UNKNOWN) * np.sqrt(len(unknown)))
         low, high = float(np.exp(-np.hypot(np.log(low), wider))), float(np.exp(np.hypot(np.log(high), wider)))

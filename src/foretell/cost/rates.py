@@ -76,7 +76,7 @@ def _matrix_rate(device: Device, number_format: str) -> Rate:
     if best is None and number_format in _LAST_RESORT:
         best = _fastest(device, (_LAST_RESORT[number_format],))
     if best is None:
-        repair = f"add `{number_format}.tensor` or `fp32.vector` under [peaks] in its TOML file"
+        repair = f"add `{number_format}.tensor` or `fp32.vector` under [peaks] of {device.name}.toml"
         if device.name == "local":
             repair = "run `foretell calibrate --here`, which measures it"
         raise InputError(
@@ -113,7 +113,7 @@ def vector_rate(device: Device) -> Rate:
             return Rate(peak, number_format, "vector")
     best = max((p for p in (device.peak("fp32"), device.peak("bf16"), device.peak("fp16")) if p), default=None)
     if best is None:
-        repair = "add `fp32.vector` under [peaks] in its TOML file"
+        repair = f"add `fp32.vector` under [peaks] of {device.name}.toml"
         if device.name == "local":
             repair = "run `foretell calibrate --here`, which measures it"
         raise InputError("no peak for fp32 arithmetic", f"device {device.name!r}", repair)
@@ -124,7 +124,7 @@ def vector_rate(device: Device) -> Rate:
 def bandwidth(device: Device) -> float:
     """Bytes/s of device memory. Raises InputError naming the key to add where unknown."""
     if device.memory_bandwidth_bytes_per_s is None:
-        repair = 'add `memory_bandwidth` (as in "2.0TB/s") to its TOML file'
+        repair = f'add `memory_bandwidth` (as in "2.0TB/s") to {device.name}.toml'
         if device.name == "local":
             repair = "run `foretell calibrate --here`, which measures it"
         raise InputError(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 SCHEMA = "foretell.scales/1"
 LIMIT_BYTES = 16 * 2**20
 ALL = "all"
+LEAST, MOST = 1e-3, 1e3  # a factor beyond is another unit, not another speed
+_MOST_ROWS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,11 @@ def parse(text: str, where: str) -> Scales:
         if kind != ALL and kind not in KINDS:
             raise InputError(f"unknown kind {kind[:40]!r}", where, repair)
         numbers = isinstance(row, list) and len(row) == 4 and all(type(v) in (int, float) for v in row)
-        if not numbers or not (0 < row[0] <= 1 <= row[2] < math.inf and 0 < row[1] < math.inf and row[3] > 0):
-            raise InputError(f"factor {kind!r} is not [low ≤ 1, factor > 0, high ≥ 1, rows]", where, repair)
+        if not numbers or not (
+            LEAST <= row[0] <= 1 <= row[2] <= MOST and LEAST <= row[1] <= MOST and 1 <= row[3] <= _MOST_ROWS
+        ):
+            said = f"[low ≤ 1, factor, high ≥ 1, rows] with factors from {LEAST:g} to {MOST:g} and a count of rows"
+            raise InputError(f"factor {kind!r} is {str(row)[:60]}, not {said}", where, repair)
         read[kind] = Factor(float(row[0]), float(row[1]), float(row[2]), int(row[3]))
     return Scales(data["device"], data["model"], MappingProxyType(read), MappingProxyType(provenance))
 
@@ -89,7 +93,7 @@ def calibrated(path: Path, device: Device, model: str) -> CostModel:
     for another device or model.
     """
     from foretell.cost import calibration
-    from foretell.cost.cpu import Cpu
+    from foretell.cost.cpu import Cpu, checked
 
     text = documents.read_text(path, "calibration", LIMIT_BYTES)
     data = documents.read_json_text(text, str(path), "calibration")
@@ -99,7 +103,7 @@ def calibrated(path: Path, device: Device, model: str) -> CostModel:
         if constants.model != "cpu" or device.kind != "cpu":
             what = f"is a calibration of model {constants.model!r}, not for {device.name}"
             raise InputError(what, str(path), "give the one for it")
-        return Cpu(constants)
+        return Cpu(checked(constants, str(path)))
     scales = parse(text, str(path))
     if scales.device != device.name:
         raise InputError(f"is for {scales.device}, not {device.name}", str(path), "give the calibration of that device")

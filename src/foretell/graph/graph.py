@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -208,37 +208,12 @@ def _from_dict(data: Any, where: str) -> Graph:
         for shape, dtype, storage, strides in data["tensors"]
     )
     count = len(tensors)
-    ops = tuple(
-        Op(
-            name=_text(op["name"]),
-            kind=_one_of(op["kind"], KINDS),
-            phase=_one_of(op["phase"], PHASES),
-            module=_text(op["module"]),
-            inputs=tuple(_index(t, count, "tensor") for t in op["inputs"]),
-            outputs=tuple(_index(t, count, "tensor") for t in op["outputs"]),
-            attrs=MappingProxyType({str(k): tuple(v) if isinstance(v, list) else v for k, v in op["attrs"].items()})
-            if op["attrs"]
-            else NO_ATTRS,
-            macs=_natural(op["macs"]),
-            norm_macs=_natural(op["norm_macs"]),
-            bytes_read=_natural(op["bytes_read"]),
-            bytes_written=_natural(op["bytes_written"]),
-            gemm=None if op["gemm"] is None else _gemm(op["gemm"]),
-            dtype=_one_of(op["dtype"], DTYPES),
-            repeat=_natural(op["repeat"]) or _no_run(op),
-            counted=bool(op["counted"]),
-        )
-        for op in data["ops"]
-    )
+    ops = tuple(_ops(data["ops"], tensors))
     if not ops:
         raise ValueError("there are no ops")
     for storage in storages:
         if max(storage.born, storage.dies or 0) >= len(ops):
             raise ValueError(f"a storage lives beyond the {len(ops)} ops: {storage}")
-    for index, op in enumerate(ops):
-        least_in, least_out = _OPERANDS.get(op.kind, (0, 0))
-        if len(op.inputs) < least_in or len(op.outputs) < least_out:
-            raise ValueError(f"op {index} ({op.name}) is of kind {op.kind} and has too few operands")
     items = {str(k): _natural(v) for k, v in data["items"].items()}
     if not items or min(items.values()) < 1:
         raise ValueError("\"items\" must name what one step processes, each at least 1")
@@ -258,6 +233,109 @@ def _from_dict(data: Any, where: str) -> Graph:
     )
 
 
+def _ops(rows: Any, tensors: tuple[Tensor, ...]) -> Iterator[Op]:
+    """Each op, read and checked. Raises ValueError naming the index and the name of the one that is wrong."""
+    count = len(tensors)
+    for index, row in enumerate(rows):
+        try:
+            op = Op(
+                name=_text(row["name"]),
+                kind=_one_of(row["kind"], KINDS),
+                phase=_one_of(row["phase"], PHASES),
+                module=_text(row["module"]),
+                inputs=tuple(_index(t, count, "tensor") for t in row["inputs"]),
+                outputs=tuple(_index(t, count, "tensor") for t in row["outputs"]),
+                attrs=MappingProxyType({k: tuple(v) if isinstance(v, list) else v for k, v in row["attrs"].items()})
+                if row["attrs"]
+                else NO_ATTRS,
+                macs=_natural(row["macs"]),
+                norm_macs=_natural(row["norm_macs"]),
+                bytes_read=_natural(row["bytes_read"]),
+                bytes_written=_natural(row["bytes_written"]),
+                gemm=None if row["gemm"] is None else _gemm(row["gemm"]),
+                dtype=_one_of(row["dtype"], DTYPES),
+                repeat=_repeat(row["repeat"]),
+                counted=bool(row["counted"]),
+            )
+            _check(op, tensors)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+            reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
+            name = row.get("name") if isinstance(row, dict) else None
+            raise ValueError(f"op {index} ({str(name)[:40]}): {reason}") from error
+        yield op
+
+
+def _check(op: Op, tensors: tuple[Tensor, ...]) -> None:
+    """What the counting and cost rules take for granted of an op: its operands, attributes and matrix product."""
+    least_in, least_out = _OPERANDS.get(op.kind, (0, 0))
+    if len(op.inputs) < least_in or len(op.outputs) < least_out:
+        raise ValueError(f"is of kind {op.kind} and has too few operands")
+    if op.attrs:
+        for name, value in op.attrs.items():
+            wanted = _ATTRS.get(name)
+            if wanted is not None and not wanted[0](value):
+                raise ValueError(f"attribute {name!r} is {str(value)[:40]!r}, not {wanted[1]}")
+    if op.kind == "convolution":
+        _check_convolution(op, tensors)
+    elif op.kind == "softmax" and op.inputs and "dim" in op.attrs:
+        rank = max(1, len(tensors[op.inputs[0]].shape))
+        if not -rank <= op.attrs["dim"] < rank:
+            raise ValueError(f"attribute 'dim' is {op.attrs['dim']} for a tensor of {rank} dimensions")
+    if op.gemm is not None and op.macs:
+        # Groups of a grouped product have at least a row each, though there may be fewer rows.
+        most = _PASSES * op.macs * (op.gemm[0] if op.kind == "grouped_matmul" else 1)
+        if math.prod(op.gemm) > most:
+            raise ValueError(f"gemm {list(op.gemm)} is more arithmetic than macs {op.macs}")
+
+
+def _check_convolution(op: Op, tensors: tuple[Tensor, ...]) -> None:
+    backward = op.name.startswith("aten.convolution_backward")
+    if backward and len(op.inputs) < 3:
+        raise ValueError("lacks operands: a gradient, an input and a weight")
+    x, w, y = (op.inputs[1], op.inputs[2], op.inputs[0]) if backward else (*op.inputs[:2], op.outputs[0])
+    shapes = [tensors[t].shape for t in (x, w, y)]
+    if min(map(len, shapes)) < 3 or min(shapes[0][1], shapes[1][0], shapes[1][1], shapes[2][1]) < 1:
+        raise ValueError("its operands are no images and windows with channels")
+    groups = op.attrs.get("groups", 1)
+    if shapes[0][1] % groups or shapes[2][1] % groups:
+        raise ValueError(f"attribute 'groups' is {groups}, which divides not both {shapes[0][1]} and {shapes[2][1]}")
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= _LARGEST
+
+
+def _wholes(least: int) -> Callable[[Any], bool]:
+    each = _whole(least)
+    return lambda value: type(value) is tuple and len(value) <= _DIMENSIONS and all(map(each, value))
+
+
+def _flag(value: Any) -> bool:
+    return value in (True, False, None)
+
+
+def _window(value: Any) -> bool:  # of a pooling its sides, of an attention the keys that a query sees
+    return value is None or _whole(0)(value) or (_wholes(1)(value) and math.prod(value) <= _LARGEST)
+
+
+_LARGEST = 2**50  # a side of a product or window, a count of elements
+_DIMENSIONS = 16
+_MOST_REPEATS = 10**7
+_PASSES = 4  # a backward op's macs may count one product, and gemm say one
+# Attributes that rules and cost models read: what they may be, in code and in words.
+_ATTRS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "stride": (_wholes(1), "whole numbers above zero"),
+    "dilation": (_wholes(1), "whole numbers above zero"),
+    "groups": (_whole(1), "a whole number above zero"),
+    "window": (_window, "whole numbers above zero"),
+    "dim": (_whole(-_DIMENSIONS), "a dimension's number"),
+    "transposed": (_flag, "true or false"),
+    "causal": (_flag, "true or false"),
+    "training": (_flag, "true or false"),
+    "affine": (_flag, "true or false"),
+    "grad_mask": (lambda value: type(value) is tuple and all(map(_flag, value)), "a list of true and false"),
+    "read_elements": (_whole(0), "a whole number"),
+}
 # Tensors that the counting and cost rules take for granted: (inputs, outputs) at least.
 _OPERANDS = {"convolution": (2, 1), "attention": (3, 1), "matmul": (2, 1), "batched_matmul": (2, 1),
              "grouped_matmul": (2, 1), "normalization": (1, 1)}
@@ -294,8 +372,10 @@ def _text(value: Any) -> str:
     return value
 
 
-def _no_run(op: Any) -> int:
-    raise ValueError(f"op {str(op['name'])[:40]} runs 0 times")
+def _repeat(value: Any) -> int:
+    if not 1 <= _natural(value) <= _MOST_REPEATS:
+        raise ValueError(f"repeat is {value}, not from 1 to {_MOST_REPEATS:,}")
+    return int(value)
 
 
 def _op(value: Any) -> int:
@@ -305,6 +385,8 @@ def _op(value: Any) -> int:
 
 def _gemm(values: Any) -> tuple[int, int, int, int]:
     batch, m, n, k = _naturals(values)
+    if max(batch, m, n, k) > _LARGEST:
+        raise ValueError(f"gemm {list(values)} has a side above 2**50")
     return batch, m, n, k
 
 

@@ -189,6 +189,8 @@ class Device:
     def missing(self) -> tuple[str, ...]:
         """Names of the fields that the catalogue does not know (those that make sense for this kind of device)."""
         skipped = _OPTIONAL if self.kind == "gpu" else _OPTIONAL | _GPU_ONLY
+        if self.price_usd is not None or self.price_usd_per_h is not None:  # one is enough to know what it costs
+            skipped = skipped | {"price_usd", "price_usd_per_h"}
         return tuple(
             f.name
             for f in fields(self)

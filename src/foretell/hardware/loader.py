@@ -26,6 +26,7 @@ Parser = Callable[[Any, str], Any]
 
 DATA = Path(__file__).parent
 _LEAST, _MOST = 1e-12, 1e24  # no figure of a device is zero, nor beyond these in SI units
+_MOST_MULTIPROCESSORS = 4096  # of a GPU or processor; a wafer may have more
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -42,6 +43,15 @@ def _year(value: Any, where: str) -> int:
     return value
 
 
+#: What a figure may be in SI units, by its parser: from a slow part's to a hundred times today's largest machine's.
+_RANGES: Mapping[Parser, tuple[float, float]] = {
+    read_count: (1, 2**24),
+    units.parse_frequency: (1e6, 1e11),
+    units.parse_bytes: (1, 2**60),
+    units.parse_bandwidth: (1e3, 1e18),
+    units.parse_power: (1e-3, 1e8),
+    units.parse_flops: (1e3, 1e22),
+}
 #: TOML key of a number → (field of `Device`, parser).
 NUMBERS: Mapping[str, tuple[str, Parser]] = {
     "launch_year": ("launch_year", _year),
@@ -124,7 +134,8 @@ class Reader:
         self.sources[name] = self.texts[source]
         parsed = parse(value, where)
         none = parsed == 0 and key == "shared_reserved_per_block"  # before Ampere none is
-        if isinstance(parsed, (int, float)) and not none and not _LEAST < parsed < _MOST:
+        least, most = _RANGES.get(parse, (_LEAST, _MOST))
+        if isinstance(parsed, (int, float)) and not none and not least <= parsed <= most:
             raise InputError(f"{str(value)[:40]!r} is no sensible figure", where, "leave out what is not known")
         return parsed
 
@@ -221,6 +232,7 @@ def load_device(path: str | Path, aliases: tuple[str, ...] = ()) -> Device:
     values: dict[str, Any] = {}
     for key, (name, parse) in {**NUMBERS, **LIMITS}.items():
         values[name] = reader.number(data, key, parse, name)
+    _consistent(reader, str(texts["kind"]), values)
     peaks = _peaks(reader, data.get("peaks", {}))
     tables = data.get("links", [])
     if not isinstance(tables, list):
@@ -257,6 +269,18 @@ def load_device(path: str | Path, aliases: tuple[str, ...] = ()) -> Device:
         sources=FrozenMap(sources),
         **values,
     )
+
+
+def _consistent(reader: Reader, kind: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers that no device has together."""
+    count = values["multiprocessors"]
+    if kind != "accelerator" and count is not None and count > _MOST_MULTIPROCESSORS:
+        what = f"{count:,} is more than any {kind} has ({_MOST_MULTIPROCESSORS:,})"
+        raise InputError(what, reader.where("multiprocessors"), "give multiprocessors, not cores or threads")
+    for low, high in (("base_clock", "boost_clock"), ("idle", "tdp"), ("shared_per_block", "shared_per_sm")):
+        least, most = (values[{**NUMBERS, **LIMITS}[key][0]] for key in (low, high))
+        if least is not None and most is not None and least > most:
+            raise InputError(f"is more than {high}", reader.where(low), "look whether the two are exchanged")
 
 
 def _peaks(reader: Reader, table: Any) -> dict[str, float]:

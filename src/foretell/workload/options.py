@@ -98,7 +98,10 @@ def options(*, train: bool = False, inputs: Any = None, **settings: Any) -> Opti
         settings["phase"] = "train"
     if inputs is not None:
         settings["inputs"] = parse_inputs(inputs)
-    return Options(**{name: value for name, value in settings.items() if value is not None})
+    made = Options(**{name: value for name, value in settings.items() if value is not None})
+    if settings.get("optimizer") is not None and not made.trains:
+        raise InputError(f"optimizer {made.optimizer} applies to training only", repair="add --train (train=True)")
+    return made
 
 
 def parse_inputs(inputs: Any) -> dict[str, InputSpec]:

@@ -62,8 +62,8 @@ def _block(choice: int, x: Map, channels: int, stride: int) -> tuple[Map, Rows]:
 
 def rows(choices: Sequence[int], batch: int, classes: int = 100) -> Rows:
     """The ops of one forward pass, in order; `choices` index `BLOCKS`."""
-    if len(choices) != LAYERS or not all(0 <= choice < len(BLOCKS) for choice in choices):
-        raise InputError(f"{list(choices)} is not {LAYERS} choices of 0 … {len(BLOCKS) - 1}", "FBNet")
+    if len(choices) != LAYERS or not all(type(c) is int and 0 <= c < len(BLOCKS) for c in choices):
+        raise InputError(f"{str(list(choices))[:120]} is not {LAYERS} choices of 0 … {len(BLOCKS) - 1}", "FBNet")
     x, stem = _conv_norm_relu(Map(batch, 3, SIZE), STEM, 3)
     parts, choice = [stem], iter(choices)
     for channels, layers, stride in STAGES:

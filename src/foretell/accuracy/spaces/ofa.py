@@ -24,6 +24,7 @@ STAGES = (
 )
 STEM, FINAL, MIX = 16, 960, 1280
 DEPTH = 4  # blocks a stage may have
+KERNELS, EXPANSIONS, DEPTHS, RESOLUTIONS = (3, 5, 7), (3, 4, 6), (2, 3, 4), range(32, 513)
 _NOTHING: Rows = ()
 
 
@@ -99,6 +100,13 @@ def rows(
     blocks = len(STAGES) * DEPTH
     if len(kernels) != blocks or len(expansions) != blocks or len(depths) != len(STAGES) or max(depths) > DEPTH:
         raise InputError(f"not {blocks} kernels and expansions and {len(STAGES)} depths up to {DEPTH}", "OFA")
+    for name, given, allowed in (
+        ("kernel", kernels, KERNELS), ("expansion", expansions, EXPANSIONS), ("depth", depths, DEPTHS),
+        ("resolution", (resolution,), RESOLUTIONS),
+    ):
+        for value in given:
+            if type(value) is not int or value not in allowed:
+                raise InputError(f"{str(value)[:40]} is no {name}: {allowed[0]} to {allowed[-1]}", "OFA")
     stem = divisible(STEM * width)
     x, first = _conv_norm(Map(batch, 3, resolution), stem, 3, 2, 1, "swish")
     parts = [first]
