@@ -429,3 +429,27 @@ def test_absurd_ratios_make_factors_that_are_read_again():
     factor = factor_of([1e9, 1e-9] * 10)
     assert factor.low == 1e-3
     assert factor.high == 1e3
+
+
+@pytest.mark.parametrize("field", ["compute_capability", "l2_bytes", "boost_clock_hz", "multiprocessors"])
+def test_an_estimate_names_the_number_a_data_sheet_lacks_and_widens(t4, field):
+    graph = mb.graph_of(mb.Case("product", (256, 256), (("linear", 256, 256),)))
+    whole = estimate(graph, t4, model="roofline")
+    partial = estimate(graph, replace(t4, **{field: None}), model="roofline")
+    assert any(field in note and "interval is wider" in note for note in partial.notes)
+    (low, high), (lower, higher) = whole.time_interval_s, partial.time_interval_s
+    assert higher / lower > 1.05 * high / low
+
+
+def test_an_estimate_says_that_memory_is_unknown(t4):
+    graph = mb.graph_of(mb.Case("product", (256, 256), (("linear", 256, 256),)))
+    notes = estimate(graph, replace(t4, memory_bytes=None), model="roofline").notes
+    assert any("memory of t4 unknown" in note for note in notes)
+    assert not any("memory of t4 unknown" in note for note in estimate(graph, t4, model="roofline").notes)
+
+
+def test_a_peak_that_nothing_stands_in_for_is_asked_for_by_file(t4):
+    graph = mb.graph_of(mb.Case("product", (256, 256), (("linear", 256, 256),)))
+    bare = replace(t4, peaks=FrozenMap({"int8.tensor": 1e14}))
+    with pytest.raises(InputError, match=r"device 't4'.*no peak for .*under \[peaks\] of t4\.toml"):
+        estimate(graph, bare, model="roofline")

@@ -1,5 +1,6 @@
 """Our evaluation of boosted trees against LightGBM's own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,38 @@ def test_a_written_residual_reads_back_and_its_interval_covers(tmp_path: Path) -
     assert 0.75 < np.mean((np.log(low) <= y) & (y <= np.log(high))) < 0.97
     wide_low, _, wide_high = residual.factors(x, seen=False)
     assert np.median(wide_high / wide_low) > np.median(high / low)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("clip", [2.0, 1.0], "clip is .*larger first"),
+        ("clip", [-1e9, 1e9], "clip is"),
+        ("clip", [0.0, 10**400], "clip is"),
+        ("margins", [1], "margins is no object"),
+        ("margins", {"seen": [0.1, 0.1]}, "margins.unseen is None"),
+        ("margins", {"seen": [0.1, 0.1], "unseen": [0.1, 0.1], "more": 3}, "margins.more is 3"),
+        ("provenance", 3, "provenance is no object"),
+        ("features", "abcd", "features is no list"),
+        ("features", [["a"]], "features is no list"),
+        ("features", ["a"], "features differ"),
+    ],
+)
+def test_a_damaged_residual_is_refused_by_name(tmp_path: Path, key: str, value: object, said: str) -> None:
+    x, y = problem()
+    Fit("abcd", x, y).write(tmp_path, "toy", {"seen": (0.1, 0.1), "unseen": (0.5, 0.5)}, {"source": "a test"})
+    path = tmp_path / "toy.residual.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(InputError, match=rf"toy\..*{said}"):
+        read(tmp_path, "toy")
+
+
+def test_a_residual_without_its_forests_is_refused_by_name(tmp_path: Path) -> None:
+    x, y = problem()
+    Fit("abcd", x, y).write(tmp_path, "toy", {"seen": (0.1, 0.1), "unseen": (0.5, 0.5)}, {"source": "a test"})
+    (tmp_path / "toy.mid.txt").unlink()
+    with pytest.raises(InputError, match=r"toy\.mid\.txt: no forest"):
+        read(tmp_path, "toy")
 
 
 def test_a_slimmed_model_is_read_by_both_and_predicts_the_same() -> None:

@@ -53,6 +53,8 @@ def test_the_document_is_read():
         (0, "grad_mask", 7),
         (1, "window", [0, 2]),
         (1, "window", "2x2"),
+        (1, "window", 2),
+        (1, "window", None),
         (1, "window", [10**15, 10**15]),
         (2, "dim", 2),
         (2, "dim", "last"),
@@ -72,6 +74,8 @@ def test_a_wrong_attribute_is_refused_with_op_and_name(op, name, value):
         ("gemm", [1, 10**18, 1, 1], "side above"),
         ("gemm", [1, 10**6, 10**6, 10**6], "more arithmetic than macs"),
         ("gemm", [1, 2, 3], "not enough values"),
+        ("gemm", None, "gemm is None, though macs is"),
+        ("gemm", [1, 0, 2, 2], r"gemm is \[1, 0, 2, 2\], though macs is"),
         ("repeat", 10**18, "repeat is 1000000000000000000"),
         ("repeat", 0, "repeat is 0"),
         ("repeat", "x", "not a whole number"),
@@ -96,6 +100,31 @@ def test_a_missing_key_and_what_is_no_op_are_named():
         Graph.from_dict(data)
     data["ops"][1] = 7
     with pytest.raises(InputError, match=r"op 1 \(None\)"):
+        Graph.from_dict(data)
+
+
+@pytest.mark.parametrize("value", [7, [], [[2], "float32", 0], [[2], "float33", 0, None], [["x"], "float32", 0, None]])
+def test_a_wrong_tensor_is_refused_with_its_number(value):
+    data = document()
+    data["tensors"][2] = value
+    with pytest.raises(InputError, match=r"g\.json: .*tensor 2: "):
+        Graph.from_dict(data, "g.json")
+    data = document()
+    data["storages"][3] = value
+    with pytest.raises(InputError, match=r"g\.json: .*storage 3: "):
+        Graph.from_dict(data, "g.json")
+
+
+def test_an_unknown_mode_is_refused_with_the_file():
+    with pytest.raises(InputError, match=r"g\.json: .*unknown mode 'trian'; did you mean 'train'"):
+        Graph.from_dict({**document(), "mode": "trian"}, "g.json")
+
+
+@pytest.mark.parametrize("gemm", [None, [0, 1, 1, 1], [4, 1, 0, 1], [4, 1, 1, 0]])
+def test_a_convolution_is_a_product_even_without_arithmetic(gemm):
+    data = document()
+    data["ops"][0] |= {"gemm": gemm, "macs": 0}
+    with pytest.raises(InputError, match=r"op 0 \(aten\.convolution\.default\): gemm is"):
         Graph.from_dict(data)
 
 

@@ -31,6 +31,7 @@ from foretell.hardware.device import Device
 Floats = npt.NDArray[np.float64]
 
 SCHEMA = "foretell.residual/1"
+_LARGEST = math.log(1e6)  # of a factor's logarithm
 QUANTILES: tuple[tuple[str, float], ...] = (("low", 0.1), ("mid", 0.5), ("high", 0.9))
 
 
@@ -75,23 +76,35 @@ def read(folder: Traversable, name: str) -> Residual:
     repair = f"see the shipped files for schema {SCHEMA}"
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"no residual: {error}", source.name, repair) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f'"schema" is not {SCHEMA!r}', source.name, repair)
     for key in ("features", "clip", "margins", "provenance"):
         if key not in data:
             raise InputError(f"missing key {key!r}", source.name, repair)
+    for key in ("margins", "provenance"):
+        if not isinstance(data[key], dict):
+            raise InputError(f"{key} is no object", source.name, repair)
+    if not isinstance(data["features"], list) or not all(isinstance(name, str) for name in data["features"]):
+        raise InputError("features is no list of names", source.name, repair)
     forests = {}
     for quantile, _ in QUANTILES:
         file = folder / f"{name}.{quantile}.txt"
-        forests[quantile] = Forest.parse(file.read_text(encoding="utf-8"), file.name)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(f"no forest: {error}", file.name, "fit it anew") from error
+        forests[quantile] = Forest.parse(text, file.name)
         if list(forests[quantile].features) != data["features"]:
             raise InputError("its features differ from those of the JSON file", file.name, "fit it anew")
-    pairs = {"clip": data["clip"], **{f"margins.{key}": data["margins"].get(key) for key in ("seen", "unseen")}}
+    keys = dict.fromkeys(("seen", "unseen", *data["margins"]))
+    pairs = {"clip": data["clip"], **{f"margins.{key}": data["margins"].get(key) for key in keys}}
     for key, pair in pairs.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(_is_finite(number) for number in pair):
-            raise InputError(f"{key} is {pair!r}, not two numbers", source.name, repair)
+        if not isinstance(pair, list) or len(pair) != 2 or not all(_is_logarithm(number) for number in pair):
+            raise InputError(f"{key} is {str(pair)[:60]}, not two logarithms up to {_LARGEST:g}", source.name, repair)
+    if data["clip"][0] > data["clip"][1]:
+        raise InputError(f"clip is {data['clip']}, the larger first", source.name, repair)
     return Residual(
         name,
         tuple(data["features"]),
@@ -102,5 +115,5 @@ def read(folder: Traversable, name: str) -> Residual:
     )
 
 
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+def _is_logarithm(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= _LARGEST

@@ -193,20 +193,9 @@ def _from_dict(data: Any, where: str) -> Graph:
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError(f"\"schema\" is {data.get('schema') if isinstance(data, dict) else data!r}")
     if data["mode"] not in MODES:
-        raise unknown("mode", data["mode"], MODES)
-    storages = tuple(
-        Storage(_natural(nbytes), _one_of(role, ROLES), _op(born), None if dies is None else _op(dies))
-        for nbytes, role, born, dies in data["storages"]
-    )
-    tensors = tuple(
-        Tensor(
-            _shape(shape),
-            _one_of(dtype, DTYPES),
-            _index(storage, len(storages), "storage"),
-            None if strides is None else _strides(strides, shape),
-        )
-        for shape, dtype, storage, strides in data["tensors"]
-    )
+        raise ValueError(str(unknown("mode", str(data["mode"]), MODES)))
+    storages = tuple(_storages(data["storages"]))
+    tensors = tuple(_tensors(data["tensors"], len(storages)))
     count = len(tensors)
     ops = tuple(_ops(data["ops"], tensors))
     if not ops:
@@ -231,6 +220,31 @@ def _from_dict(data: Any, where: str) -> Graph:
         outputs=tuple(_index(t, count, "tensor") for t in data["outputs"]),
         provenance=MappingProxyType({str(k): str(v) for k, v in data["provenance"].items()}),
     )
+
+
+def _storages(rows: Any) -> Iterator[Storage]:
+    """Each storage. Raises ValueError naming the index of the one that is wrong."""
+    for index, row in enumerate(rows):
+        try:
+            nbytes, role, born, dies = row
+            yield Storage(_natural(nbytes), _one_of(role, ROLES), _op(born), None if dies is None else _op(dies))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"storage {index}: {error}") from error
+
+
+def _tensors(rows: Any, storages: int) -> Iterator[Tensor]:
+    """Each tensor. Raises ValueError naming the index of the one that is wrong."""
+    for index, row in enumerate(rows):
+        try:
+            shape, dtype, storage, strides = row
+            yield Tensor(
+                _shape(shape),
+                _one_of(dtype, DTYPES),
+                _index(storage, storages, "storage"),
+                None if strides is None else _strides(strides, shape),
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"tensor {index}: {error}") from error
 
 
 def _ops(rows: Any, tensors: tuple[Tensor, ...]) -> Iterator[Op]:
@@ -281,6 +295,10 @@ def _check(op: Op, tensors: tuple[Tensor, ...]) -> None:
         rank = max(1, len(tensors[op.inputs[0]].shape))
         if not -rank <= op.attrs["dim"] < rank:
             raise ValueError(f"attribute 'dim' is {op.attrs['dim']} for a tensor of {rank} dimensions")
+    elif op.kind == "pooling" and "window" in op.attrs and type(op.attrs["window"]) is not tuple:
+        raise ValueError(f"attribute 'window' is {str(op.attrs['window'])[:40]!r}, not a list of whole numbers")
+    if op.macs and op.kind in _PRODUCTS and (op.gemm is None or min(op.gemm) < 1):
+        raise ValueError(f"gemm is {op.gemm and list(op.gemm)}, though macs is {op.macs}")
     if op.gemm is not None and op.macs:
         # Groups of a grouped product have at least a row each, though there may be fewer rows.
         most = _PASSES * op.macs * (op.gemm[0] if op.kind == "grouped_matmul" else 1)
@@ -294,8 +312,10 @@ def _check_convolution(op: Op, tensors: tuple[Tensor, ...]) -> None:
         raise ValueError("lacks operands: a gradient, an input and a weight")
     x, w, y = (op.inputs[1], op.inputs[2], op.inputs[0]) if backward else (*op.inputs[:2], op.outputs[0])
     shapes = [tensors[t].shape for t in (x, w, y)]
-    if min(map(len, shapes)) < 3 or min(shapes[0][1], shapes[1][0], shapes[1][1], shapes[2][1]) < 1:
+    if min(map(len, shapes)) < 3 or min(shapes[0][1], *shapes[1], shapes[2][1]) < 1:
         raise ValueError("its operands are no images and windows with channels")
+    if op.gemm is None or min(op.gemm[0], *op.gemm[2:]) < 1:
+        raise ValueError(f"gemm is {op.gemm and list(op.gemm)} of a convolution")
     groups = op.attrs.get("groups", 1)
     if shapes[0][1] % groups or shapes[2][1] % groups:
         raise ValueError(f"attribute 'groups' is {groups}, which divides not both {shapes[0][1]} and {shapes[2][1]}")
@@ -339,6 +359,7 @@ _ATTRS: dict[str, tuple[Callable[[Any], bool], str]] = {
 # Tensors that the counting and cost rules take for granted: (inputs, outputs) at least.
 _OPERANDS = {"convolution": (2, 1), "attention": (3, 1), "matmul": (2, 1), "batched_matmul": (2, 1),
              "grouped_matmul": (2, 1), "normalization": (1, 1)}
+_PRODUCTS = frozenset({"convolution", "attention", "matmul", "batched_matmul", "grouped_matmul"})
 _MOST = 2**63 - 1  # what 64-bit columns hold
 
 
