@@ -139,7 +139,7 @@ def _header(text: str, length: int | None = None, data: bytes = b"") -> bytes:
         (_header("{"), "a header that is no JSON"),
         (_header("[" * 50_000), "nested too deeply"),
         (_header('{"a": 1}'), "tensor a: is no JSON object"),
-        (_header('{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 1]}}', data=b"x"), "is of type F99"),
+        (_header('{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 1]}}', data=b"x"), "is of type 'F99'"),
         (_header('{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}', data=b"1234"), "is of type"),
         (_header('{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', data=b"1234"), "has shape [-1]"),
         (_header('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, -4]}}', data=b"1234"), "has data_offsets"),

@@ -81,11 +81,11 @@ def _tensors(header: dict[str, Any], data_bytes: int, where: str) -> list[Stored
             raise InputError("is no JSON object", place, _REPAIR)
         dtype, shape, ends = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in BITS:
-            raise InputError(f"is of type {str(dtype)[:40]}, which is not known", place, "update foretell")
+            raise InputError(f"is of type {repr(dtype)[:40]}, which is not known", place, "update foretell")
         if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(_natural(n) for n in shape):
-            raise InputError(f"has shape {str(shape)[:60]}", place, _REPAIR)
+            raise InputError(f"has shape {repr(shape)[:60]}", place, _REPAIR)
         if not isinstance(ends, list) or len(ends) != 2 or not all(_natural(n) for n in ends):
-            raise InputError(f"has data_offsets {str(ends)[:60]}", place, _REPAIR)
+            raise InputError(f"has data_offsets {repr(ends)[:60]}", place, _REPAIR)
         elements = math.prod(shape)
         nbytes = ends[1] - ends[0]
         if elements > _MOST // 64 or elements * BITS[dtype] != 8 * nbytes:

@@ -26,7 +26,7 @@ from foretell.workload.pt2 import compositions, recurrent, views  # noqa: F401 (
 from foretell.workload.pt2.archive import read
 from foretell.workload.pt2.builder import Builder
 from foretell.workload.pt2.lowering import Lowering
-from foretell.workload.pt2.program import Program, Sizes, bind, mapping, program
+from foretell.workload.pt2.program import Program, Sizes, bind, mapping, printable, program
 from foretell.workload.pt2.symbols import Unbound
 
 __all__ = ["graph"]
@@ -51,12 +51,14 @@ def graph(file: str, options: Options) -> Graph:
         builder, inputs, outputs = _lowered(one, sizes, archive.weights, where)
     except Unbound as error:
         raise InputError(
-            f"size {error.symbol} is open and the archive has no example of it", where,
+            f"size {printable(error.symbol)} is open and the archive has no example of it", where,
             "set it with --input NAME=SHAPE:DTYPE, or export the program with example inputs",
         ) from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"is no exported program: {reason[:200]}", where, _EXPORT) from None
+        reason = str(error) if isinstance(error, ValueError) else "its parts do not fit together"
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
+        raise InputError(f"is no exported program: {printable(reason)}", where, _EXPORT) from None
     if not any(op.kind != "view" for op in builder.ops):
         raise InputError("runs nothing", where, _EXPORT)
     parameters = builder.of_role("parameter")

@@ -8,6 +8,7 @@ which parameters share one weight; all below one folder named after the file.
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 import zipfile
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 from foretell import documents
 from foretell.errors import InputError, unknown
 from foretell.workload.filekind import describe_kind
+from foretell.workload.pt2.program import printable
 
 __all__ = ["Archive", "read"]
 
@@ -63,8 +65,10 @@ def read(path: Path, model: str | None = None) -> Archive:
     except InputError:
         raise
     except _FAULTS as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"is a damaged archive: {reason or type(error).__name__}"[:300], where, _REPAIR) from None
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise InputError(f"cannot be read: {error.strerror or error}", where, "give a file that can") from None
+        what = str(error) if isinstance(error, (zipfile.BadZipFile, zlib.error)) else "a place outside the file"
+        raise InputError(f"is a damaged archive: {printable(what)}", where, "fetch the file again") from None
 
 
 def _check_directory(file: BinaryIO, where: str) -> None:
@@ -100,7 +104,7 @@ def _read(archive: zipfile.ZipFile, path: Path, model: str | None) -> Archive:
         members[info.filename] = info
 
     def load(name: str) -> Any:
-        place = f"{where}, member {name}"
+        place = f"{where}, member {printable(name)}"
         if name in twice:
             raise InputError("is in the archive twice", place, _REPAIR)
         return _json(archive, members[name], place)
@@ -108,7 +112,7 @@ def _read(archive: zipfile.ZipFile, path: Path, model: str | None) -> Archive:
     programs = {m["name"]: name for name in members if (m := _MODEL.fullmatch(name)) is not None}
     if programs:
         if model is None and len(programs) > 1 and "model" not in programs:
-            known = ", ".join(sorted(programs)[:8])
+            known = printable(", ".join(sorted(programs)[:8]))
             raise InputError(f"holds several programs: {known}", where, "name one after a colon: pt2:FILE:NAME")
         chosen = model or ("model" if "model" in programs else next(iter(programs)))
         if chosen not in programs:
@@ -122,7 +126,7 @@ def _read(archive: zipfile.ZipFile, path: Path, model: str | None) -> Archive:
         return Archive(_object(load(_OLD), where, _OLD), {}, "serialized_exported_program")
     if any("data/aotinductor/" in name for name in members):
         raise InputError("holds only compiled code (AOTInductor), no program", where, _REPAIR)
-    raise InputError(f"is {describe_kind(path)} that holds no exported program", where, _REPAIR)
+    raise InputError(f"is {describe_kind(path)} without a program to read", where, _REPAIR)
 
 
 def _json(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str) -> Any:
@@ -147,7 +151,7 @@ def _json(archive: zipfile.ZipFile, info: zipfile.ZipInfo, place: str) -> Any:
 
 def _object(data: Any, where: str, member: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise InputError("is not a JSON object", f"{where}, member {member}", _REPAIR)
+        raise InputError("is not a JSON object", f"{where}, member {printable(member)}", _REPAIR)
     return data
 
 

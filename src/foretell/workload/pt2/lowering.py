@@ -13,7 +13,7 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.graph.kinds import base_name, kind_of
 from foretell.workload.pt2.builder import Builder, Meta, Shape, dense, permuted_like
-from foretell.workload.pt2.program import DTYPES, Sizes, mapping, only, sequence, text, whole
+from foretell.workload.pt2.program import DTYPES, Sizes, mapping, only, printable, sequence, text, whole
 from foretell.workload.pt2.symbols import Unbound
 
 __all__ = ["Args", "Lowering", "lower"]
@@ -163,15 +163,16 @@ class Lowering:
                 self._node(mapping(node, "the node"), values, metas, scalars, depth, outer)
             except Unbound as error:
                 raise InputError(
-                    f"node {index} ({_short(target)}): size {error.symbol} depends on values, "
+                    f"node {index} ({_short(target)}): size {printable(error.symbol)} depends on values, "
                     "which do not exist before the run",
                     self.where,
                     "export a program whose sizes follow from its inputs",
                 ) from None
             except _FAULTS as error:
-                reason = f"nothing is called {error}" if isinstance(error, KeyError) else str(error)
+                # Others than ValueError are Python's own: of arguments that are missing, or fewer than they must be.
+                reason = str(error) if isinstance(error, ValueError) else "its arguments do not fit together"
                 raise InputError(
-                    f"node {index} ({_short(target)}): {reason[:200]}", self.where, "export the program anew"
+                    f"node {index} ({_short(target)}): {printable(reason)}", self.where, "export the program anew"
                 ) from None
         results = []
         for position, output in enumerate(sequence(graph.get("outputs"), "outputs")):
@@ -401,4 +402,4 @@ def _modules(metadata: Any) -> tuple[tuple[str, ...], str]:
 
 
 def _short(target: Any) -> str:
-    return str(target).removeprefix("torch.ops.")[:80]
+    return printable(str(target).removeprefix("torch.ops."), 80)

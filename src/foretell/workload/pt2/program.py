@@ -14,7 +14,7 @@ from foretell.workload.options import Options
 from foretell.workload.pt2.builder import Meta, row_major
 from foretell.workload.pt2.symbols import Unbound, evaluate, symbol_of, symbols_in
 
-__all__ = ["DTYPES", "Given", "Program", "Sizes", "bind", "program"]
+__all__ = ["DTYPES", "Given", "Program", "Sizes", "bind", "printable", "program"]
 
 # torch/_export/serde/schema.py, enum ScalarType
 DTYPES: dict[int, str] = {
@@ -55,6 +55,11 @@ class Program:
     def inputs(self) -> tuple[Given, ...]:
         """The tensors that the user gives."""
         return tuple(one for one in self.given if one.role == "input")
+
+
+def printable(value: str, most: int = 200) -> str:
+    """What an archive says, fit to be shown."""
+    return "".join(c if c.isprintable() else "?" for c in value[:most])
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:

@@ -49,6 +49,8 @@ def symbols_in(text: str) -> tuple[str, ...]:
             found[str(getattr(node.args[0], "value", ""))] = None
         elif isinstance(node, ast.Name) and node.id not in _FUNCTIONS and node.id not in ("Symbol", "True", "False"):
             found[node.id] = None
+    if any(not name.isidentifier() for name in found):
+        raise ValueError(f"size {text[:80]!r} has a symbol that is no name")
     return tuple(found)
 
 
