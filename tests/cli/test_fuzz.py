@@ -191,7 +191,7 @@ def table(path: Path, chance: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "cases"),
-    [(graph_json, 150), (processor_calibration, 100), (scales, 100), (data_sheet, 120), (table, 120)],
+    [(graph_json, 250), (processor_calibration, 150), (scales, 300), (data_sheet, 300), (table, 400)],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_damaged_file_is_refused_by_name_or_answered(
