@@ -168,7 +168,10 @@ def data_sheet(path: Path, chance: random.Random) -> None:
     text = "\n".join(lines)
     path = path.with_name("my-gpu.toml")
     path.write_text(spoilt(text, chance) if how >= 0.9 else text)
-    finite(estimate(step(), load_device(path)))
+    found = load_device(path)
+    assert (found.base_clock_hz or 0) <= (found.boost_clock_hz or math.inf)
+    assert max((found.memory_bytes or 1, found.tdp_w or 1, *found.peaks.values())) < 1e23
+    finite(estimate(step(), found))
 
 
 TABLE = [

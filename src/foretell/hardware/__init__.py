@@ -54,7 +54,7 @@ the key of its source, whose text stands under ``[sources]``. Leave out what you
 >>> mine.name, mine.ridge("bf16") > 166, mine.link("roce").total_bandwidth_bytes_per_s
 ('acme-a1', True, 400000000000.0)
 >>> mine.missing()
-('base_clock_hz', 'l1_bytes_per_sm', 'l2_bytes', 'memory_type', 'idle_w', 'price_usd')
+('base_clock_hz', 'l1_bytes_per_sm', 'l2_bytes', 'memory_type', 'idle_w')
 >>> folder.cleanup()
 
 For every use, put such files into a folder named by the environment variable ``FORETELL_DEVICES``, or call
