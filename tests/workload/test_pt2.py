@@ -22,6 +22,7 @@ from torch.export import Dim, export, save
 from foretell import capture
 from foretell.errors import InputError, UnknownNameError
 from foretell.graph import Graph
+from foretell.report import graph_settings
 from foretell.workload import pt2
 from foretell.workload.capture import capture_module
 from foretell.workload.options import options
@@ -370,6 +371,7 @@ def test_sizes_left_open_take_the_exported_example(sized: str) -> None:
     assert [graph.tensors[t].shape for t in graph.inputs] == [(3, 3, 16, 16), (3, 7), (10, 4)]
     assert graph.provenance["sizes"].count("the example's") == 3
     assert graph.provenance["sizes"].count("the batch") == 1
+    assert "=7 (the example's)" in " ".join(graph_settings(graph))
 
 
 def test_inputs_bind_sizes_by_name_and_by_place(sized: str) -> None:

@@ -97,7 +97,7 @@ class _View:
     def _devices(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for justify in ("left", "right", "left", "right", "left"):
-            table.add_column(no_wrap=True, justify=justify)  # type: ignore[arg-type]
+            table.add_column(no_wrap=True, justify=justify)
         needed = self.checkpoint.nbytes
         for device in self.devices:
             if device.memory_bytes is None:

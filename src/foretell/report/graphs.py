@@ -31,6 +31,7 @@ def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3)
         shapes.append(f"input {'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}{layout}")
     if len(graph.inputs) > limit:
         shapes.append(f"{count(len(graph.inputs) - limit, 'input')} more")
+    shapes += [note for note in graph.provenance.get("sizes", "").split(", ") if note]  # of a program left open
     if options is None:
         return tuple(shapes)
     how = []

@@ -23,7 +23,7 @@ BITS: dict[str, int] = {
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }
 _MOST_HEADER_BYTES = 100_000_000  # the format's own limit
-_MOST_PARSED_BYTES = 640 * 2**20
+_MOST_PARSED_BYTES = 400 * 2**20  # what the parsed header may take, a few times its text
 _MOST = 2**63 - 1
 _MOST_DIMENSIONS = 64
 _REPAIR = "fetch the file again"
@@ -46,7 +46,7 @@ def read_file(path: Path, where: str, metadata: dict[str, str]) -> list[Stored]:
             text = file.read(length)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where, "give a file that can") from None
-    parsed = 240 * text.count(b"{") + 72 * text.count(b"[") + 64 * text.count(b",") + len(text)
+    parsed = 240 * text.count(b"{") + 72 * text.count(b"[") + 160 * text.count(b",") + len(text)
     if parsed > _MOST_PARSED_BYTES:
         raise InputError("has a header that would take too much memory when parsed", where, _REPAIR)
     try:

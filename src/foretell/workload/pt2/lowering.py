@@ -23,6 +23,7 @@ Rule = Callable[[Builder, "Args", Sequence[Meta]], Results]
 
 _RULES: dict[str, Rule] = {}
 _MOST_DEPTH = 32  # of programs within programs
+_MOST_NODES = 100_000
 _NAMESPACES = ("aten", "prims", "torchvision", "quantized_decomposed", "foretell")
 _FAULTS = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, AssertionError)
 # Compositions under no name of their own: they run what they hold.
@@ -148,6 +149,7 @@ class Lowering:
         self.builder = builder
         self.sizes = sizes
         self.where = where
+        self.nodes = 0
 
     def graph(
         self, graph: Mapping[str, Any], values: dict[str, int], depth: int = 0, outer: tuple[str, ...] = ()
@@ -157,7 +159,11 @@ class Lowering:
             raise InputError(f"programs within programs, {depth} deep", self.where, "give a program of fewer levels")
         metas = mapping(graph.get("tensor_values"), "tensor_values")
         scalars = mapping(graph.get("sym_int_values") or {}, "sym_int_values")
-        for index, node in enumerate(sequence(graph.get("nodes"), "nodes")):
+        nodes = sequence(graph.get("nodes"), "nodes")
+        self.nodes += len(nodes)
+        if self.nodes > _MOST_NODES:
+            raise InputError(f"has more than {_MOST_NODES:,} nodes", self.where, "give a smaller program")
+        for index, node in enumerate(nodes):
             target = node.get("target") if isinstance(node, dict) else None
             try:
                 self._node(mapping(node, "the node"), values, metas, scalars, depth, outer)
