@@ -364,7 +364,7 @@ _MOST = 2**63 - 1  # what 64-bit columns hold
 
 
 def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+    if type(value) is not int or not 0 <= value <= _MOST:  # a bool is none
         raise ValueError(f"{str(value)[:40]} is not a whole number from 0 to 2**63 - 1")
     return value
 
@@ -418,6 +418,6 @@ def _index(value: Any, count: int, what: str) -> int:
 
 
 def _one_of(value: Any, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"{value!r} is none of {', '.join(known)}")
-    return str(value)
+    if type(value) is not str or value not in known:
+        raise ValueError(f"{str(value)[:40]!r} is none of {', '.join(known)}")
+    return value
