@@ -145,6 +145,26 @@ def test_a_long_table_of_contents_is_not_read(tmp_path: Path) -> None:
         read(path)
 
 
+def test_what_unpacks_to_more_than_a_program_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt2"
+    path.write_bytes(fuzz.bomb("m/models/model.json", 2**30))
+    with pytest.raises(InputError, match=r"member m/models/model\.json: is 1,073,741,824 bytes long, more than"):
+        read(path)
+    path.write_bytes(fuzz.bomb("m/models/model.json", 2**26, fill=b"[],1"))
+    with pytest.raises(InputError, match="would take too much memory when parsed"):
+        read(path)
+
+
+def test_a_program_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.pt2"
+    name, other = b"m/models/model.json", b"m/models/nodel.json"
+    text = json.dumps(fuzz.program())
+    data = fuzz.archive({name.decode(): text, other.decode(): text})
+    path.write_bytes(data.replace(other, name))
+    with pytest.raises(InputError, match=r"member m/models/model\.json: is in the archive twice"):
+        read(path)
+
+
 def _changed(tmp_path: Path, node: int, argument: str, value: Any) -> Path:
     program = fuzz.program()
     for one in program["graph_module"]["graph"]["nodes"][node]["inputs"]:
@@ -234,6 +254,11 @@ def test_expressions_agree_with_sympy() -> None:
 def test_other_text_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="size"):
         evaluate(text, {"s0": 7})
+
+
+def test_a_power_is_not_worked_out_where_it_cannot_be_a_size() -> None:
+    with pytest.raises(ValueError, match="a size has an exponent beyond 64"):
+        evaluate("Pow(Integer(2), Integer(1000000000000))", {})
 
 
 def test_a_symbol_without_a_value_says_so() -> None:
