@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim, export, save
+from typer.testing import CliRunner
 
 from foretell import capture
+from foretell.cli.app import app
 from foretell.errors import InputError, UnknownNameError
 from foretell.graph import Graph
 from foretell.report import graph_settings
@@ -415,6 +417,15 @@ def test_what_does_not_fit_is_refused_with_the_repair(sized: str, settings: dict
 def test_unknown_inputs_list_the_known(sized: str) -> None:
     with pytest.raises(UnknownNameError, match=r"known: x, ids, pairs"):
         pt2.graph(sized, options(inputs=["image=4x3x32x16"]))
+
+
+def test_the_largest_batch_is_one_that_the_program_takes(tmp_path: Path) -> None:
+    program = export(Cnn().eval(), (_images(),), dynamic_shapes=({0: Dim("n", max=48)},))
+    save(program, tmp_path / "few.pt2")
+    workload = f"pt2:{tmp_path / 'few.pt2'}"
+    assert capture(workload).provenance["most_batch"] == "48"
+    result = CliRunner().invoke(app, ["predict", workload, "--on", "t4", "--largest-batch", "--json"])
+    assert json.loads(result.stdout)["largest_batch"] == 48
 
 
 def test_a_fixed_batch_stays(exported: Any) -> None:

@@ -375,8 +375,9 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
 
             def family(batch: int) -> Graph:
                 return line(batch * micro_batches)
+    most = min(int(graph.provenance.get("most_batch", 1 << 20)), 1 << 20)  # an exported program takes no more
     try:
-        return largest_batch(family, device)
+        return largest_batch(family, device, limit=most)
     except InfeasibleError:
         return 0
 

@@ -39,7 +39,8 @@ def graph(file: str, options: Options) -> Graph:
     """The graph of the program in a ``.pt2`` archive; ``FILE:NAME`` names one of several programs.
 
     Open sizes are bound by ``options.inputs``, the batch by ``options.batch``, the rest by the example the program was
-    exported with, where the archive has it; what was bound so is in ``provenance["sizes"]``. Raises InputError.
+    exported with, where the archive has it; what was bound so is in ``provenance["sizes"]``, and the largest batch
+    that the program takes in ``provenance["most_batch"]``, where it has a limit. Raises InputError.
     """
     path, name = _path(file)
     where = str(path)[:300]
@@ -85,6 +86,7 @@ def graph(file: str, options: Options) -> Graph:
             "torch": one.torch,
             "layout": archive.layout,
             **({"sizes": ", ".join(sizes.notes)} if sizes.notes else {}),
+            **({"most_batch": str(sizes.most_batch)} if sizes.most_batch < 2**31 else {}),
         }),
     )
 

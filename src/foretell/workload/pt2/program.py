@@ -162,10 +162,11 @@ def _outputs(specs: Sequence[Any]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Sizes:
-    """The values of a program's symbols, and what that makes of its sizes."""
+    """The values of a program's symbols, and what that makes of its sizes. `most_batch`: the largest it takes."""
 
     values: dict[str, int]
     notes: tuple[str, ...] = ()
+    most_batch: int = _MOST
     _known: dict[str, int] = field(default_factory=dict)
     _read: int = 0
 
@@ -245,7 +246,9 @@ def bind(one: Program, options: Options, where: str) -> Sizes:
             raise InputError(
                 f"size {symbol} is {value}, the program takes {least} {upto}", where, _input_repair(one, stated, symbol)
             )
-    sizes = Sizes(values, tuple(f"{symbol}={values[symbol]} ({how})" for symbol, how in sorted(origin.items())))
+    notes = tuple(f"{symbol}={values[symbol]} ({how})" for symbol, how in sorted(origin.items()))
+    most = one.ranges.get(next(iter(firsts)), (0, _MOST))[1] if len(firsts) == 1 else _MOST
+    sizes = Sizes(values, notes, most)
     _verify(options, stated, sizes, where, one)
     return sizes
 
