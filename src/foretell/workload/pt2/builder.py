@@ -76,11 +76,32 @@ def view_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
                 base, block, done = strides[dim - 1], 1, 1
     if at >= 0:
         return None
-    for dim in range(min(len(shape), len(new))):  # where nothing changes, strides stay, even those that do not matter
-        if shape[dim] != new[dim]:
-            break
-        result[dim] = strides[dim]
+    _keep_strides(shape, strides, new, result)
     return tuple(result)
+
+
+def _keep_strides(shape: Shape, strides: Shape, new: Shape, result: list[int]) -> None:
+    """Where a dimension stays as it was its stride does too: that of a size of 1 does not matter, and is kept.
+
+    Both shapes are walked from the front, dimensions merged and cut until they agree.
+    """
+    dim, rest = 0, 0  # of a dimension that was cut, what is left of it
+    for index, size in enumerate(new):
+        if dim >= len(shape):
+            return
+        here = rest or shape[dim]
+        if size == here:
+            if not rest:
+                result[index] = strides[dim]
+            dim, rest = dim + 1, 0
+            continue
+        while here % size:
+            dim += 1
+            if dim >= len(shape):
+                return
+            here *= shape[dim]
+        rest = here // size if here != size else 0
+        dim += not rest
 
 
 class Builder:

@@ -28,7 +28,7 @@ def linear(b: Builder, x: int, weight: int, bias: int | None) -> int:
     if bias is not None and len(shape) == 2:
         return b.one("aten.addmm.default", [bias, x, b.t(weight)], b.meta(x, out))
     if bias is not None and b.contiguous(x):
-        rows = b.view("aten.view.default", x, (math.prod(shape[:-1]), k), None)
+        rows = b.reshape(x, (math.prod(shape[:-1]), k))
         product = b.one("aten.addmm.default", [bias, rows, b.t(weight)], b.meta(x, (math.prod(shape[:-1]), n)))
         return b.view("aten.view.default", product, out, None)
     product = matmul(b, x, b.t(weight), folds=True)
