@@ -203,7 +203,7 @@ class Everything(nn.Module):
             x.tensor_split(2, 1)[0] + 1, x[..., None] + 1, x[:, [0, 2]], torch.tensor(2.0) * x, 1 - x, 1 / x, x // 2,
             x**2,
             F.linear(x[:1, :1], self.w.new_zeros(3, 8), x[0, 0, :3]), x.transpose(1, 2).softmax(1),
-            (x.mT + 1).log_softmax(-1).mT.reshape(10, 8), F.layer_norm(x.mT, (5,)),
+            x.mT @ self.w.t(), (x.mT + 1).log_softmax(-1).mT.reshape(10, 8), F.layer_norm(x.mT, (5,)),
             x.reshape(8, 10).t().reshape(10, 8) + 1, x.swapaxes(1, 2) + 1, x.view_as(x.reshape(10, 8).view(2, 5, 8)),
         )
 

@@ -115,7 +115,7 @@ class Builder:
         self.tensors: list[Tensor] = []
         self.ops: list[Op] = []
         self.module = ""
-        self.trained: set[int] = set()  # tensors that require a gradient
+        self.trained: set[int] = set()  # parameters that require a gradient, and views of them
         self._nbytes: list[int] = []
         self._roles: list[str | None] = []
         self._born: list[tuple[int, int]] = []  # op, node
@@ -156,7 +156,10 @@ class Builder:
     def alias(self, of: int, shape: Shape, strides: Shape | None, dtype: str | None = None) -> int:
         """Another tensor in the storage of `of`."""
         tensor = self.tensors[of]
-        return self._add(shape, dtype or tensor.dtype, tensor.storage, strides)
+        index = self._add(shape, dtype or tensor.dtype, tensor.storage, strides)
+        if of in self.trained:
+            self.trained.add(index)
+        return index
 
     def shape(self, tensor: int) -> Shape:
         """Shape of a tensor."""

@@ -364,7 +364,7 @@ def _layer_norm(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
     kept = (*shape[: len(shape) - normalized], *(1,) * normalized)
     saved = b.meta(x, kept, "float32" if b.tensors[x].dtype in ("float16", "bfloat16") else None)
     return b.run(
-        "aten.native_layer_norm.default", [x, weight, a.maybe("bias")], b.meta(x), saved, saved,
+        "aten.native_layer_norm.default", [x, weight, a.maybe("bias")], stated[0], saved, saved,
         affine=weight is not None,
     )[:1]
 
