@@ -18,7 +18,7 @@ Workload = Annotated[
     typer.Argument(
         metavar="WORKLOAD",
         help="timm:NAME, torchvision:NAME, hf:CONFIG.json, llm:NAME, zoo:NAME, py:FILE.py:FACTORY (runs that file), "
-        "pt2:FILE (an exported program), or a captured graph.json.",
+        "pt2:FILE (an exported program), onnx:FILE, or a captured graph.json.",
         show_default=False,
     ),
 ]

@@ -20,7 +20,7 @@ MOST_DIMENSIONS = 16
 MOST_MICRO_BATCHES = 128  # each is recorded: what one more adds is plain long before that
 
 _DTYPE_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int": "int64", "long": "int64"}
-_INPUT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]+)=(?P<shape>[0-9]+([x,][0-9]+)*)?(:(?P<dtype>[\w.]+))?")
+_INPUT = re.compile(r"(?P<name>[A-Za-z_][\w./:-]*|[0-9]+)=(?P<shape>[0-9]+([x,][0-9]+)*)?(:(?P<dtype>[\w.]+))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Workload strings: ``timm:NAME``, ``torchvision:NAME``, ``hf:PATH``, ``llm:NAME``, ``zoo:NAME``, ``py:FILE:FACTORY``,
-``pt2:FILE``.
+``pt2:FILE``, ``onnx:FILE``.
 
 Each source is one function from a name and `Options` to a `Graph`. Torch and the libraries that hold the models are
 imported only inside them.
@@ -56,6 +56,8 @@ def resolve(workload: str, options: Options) -> Graph:
         if workload.endswith(".json") or _is_file(workload):
             if workload.endswith(".pt2"):
                 raise InputError("is a PyTorch exported program", workload, f"write pt2:{workload}")
+            if workload.endswith(".onnx"):
+                raise InputError("is an ONNX model", workload, f"write onnx:{workload}")
             if options != Options():
                 raise InputError("a captured graph takes no settings", workload, "capture the workload anew with them")
             return Graph.from_json(Path(workload))
@@ -88,6 +90,7 @@ _EXAMPLES = {
     "zoo": "zoo:hardnet68",
     "py": "py:model.py:make",
     "pt2": "pt2:model.pt2",
+    "onnx": "onnx:model.onnx",
 }
 
 
@@ -372,6 +375,14 @@ def _pt2(name: str, options: Options) -> Graph:
     from foretell.workload import pt2
 
     return pt2.graph(name, options)
+
+
+@source("onnx")
+def _onnx(name: str, options: Options) -> Graph:
+    """``FILE.onnx``: parsed, and never run."""
+    need("onnx", "onnx")
+    onnx = importlib.import_module("foretell.workload.onnx")
+    return onnx.graph(name, options)  # type: ignore[no-any-return]
 
 
 # --- building without weights -----------------------------------------------------------------------------------
