@@ -1,7 +1,8 @@
 """The members of a ``.pt2`` archive that say what the program does: JSON, of bounded size. Nothing is unpickled.
 
 Two layouts exist. PyTorch up to 2.7 writes ``serialized_exported_program.json`` beside three pickles (weights,
-constants, example inputs), which are never opened: the shapes are in the JSON. Later versions write
+constants, example inputs), which are never opened: the shapes are in the JSON. Only the pickles would say which
+parameters share one weight, so that a shared weight counts once for each of its names. Later versions write
 ``models/NAME.json`` with raw weights in ``data/weights/`` and ``data/weights/NAME_weights_config.json``, which says
 which parameters share one weight; all below one folder named after the file.
 """
