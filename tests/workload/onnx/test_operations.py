@@ -343,7 +343,7 @@ def test_functions_of_the_model_are_taken_apart(tmp_path: Path) -> None:
     again = helper.make_function("com.acme", "Twice", ["a"], ["c"], [NODE("Twice", ["a"], ["c"], domain="com.acme")],
                                  [helper.make_opsetid("", 20)])
     path = save(tmp_path, [NODE("Twice", ["x"], ["y"], domain="com.acme")], [value("x", [3])], ["y"], functions=[again])
-    with pytest.raises(InputError, match="functions call each other"):
+    with pytest.raises(InputError, match="functions call each other in a circle"):
         read(path)
 
 

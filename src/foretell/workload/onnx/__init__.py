@@ -168,11 +168,11 @@ def _input(
         raise InputError("has no shape in the file", here, f"write --input {shown(name)}=SHAPE")
     shape = []
     for at, dim in enumerate(kind.shape.dim):
-        size = _size(dim, at, sizes, options)
-        if size is None:
+        found = _size(dim, at, sizes, options)
+        if found is None:
             what = f"dimension {at} ({shown(dim.dim_param)!r})" if dim.dim_param else f"dimension {at}"
             raise InputError(f"{what} is left open", here, f"write --input {_example(name, kind, sizes, options)}")
-        shape.append(size)
+        shape.append(found)
     return Value(checked_shape(shape, here), dtype)
 
 

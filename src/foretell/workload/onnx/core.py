@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from foretell.errors import ForetellError, InputError
@@ -17,7 +17,8 @@ from foretell.workload.onnx.values import MOST_KNOWN, Value, constant, fold
 
 Scope = MutableMapping[str, Value]
 
-MOST_NODES = 1_000_000  # that are walked, functions and branches included
+MOST_NODES = 1_000_000  # that are walked
+MOST_CALLED = 50_000  # nodes that functions of the model's own may stand for
 MOST_DEPTH = 64  # of functions within functions
 MOST_TRIPS = 2**31
 
@@ -51,6 +52,32 @@ class Walk:
         self.types: dict[str, Type] = {}  # that the file itself declares
         self.scope: Scope = {}
         self._plans: dict[int, fuse.Plan] = {}
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Functions that stand for endless nodes, or for themselves, are refused before any is walked."""
+        sizes: dict[tuple[str, str], int] = {}
+
+        def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+            where = f"{self.where}: function {shown(key[1])}"
+            if key in above:
+                raise InputError("functions call each other in a circle", where, "export the model again")
+            if len(above) > MOST_DEPTH:
+                what = f"functions call each other more than {MOST_DEPTH} deep"
+                raise InputError(what, where, "inline them on export")
+            if key not in sizes:
+                total = 0
+                for node in _every(self.functions[key].node):
+                    inner = (node.domain, node.op_type)
+                    total += 1 + (size(inner, (*above, key)) if inner in self.functions else 0)
+                sizes[key] = total
+            return sizes[key]
+
+        called = ((n.domain, n.op_type) for n in _every(self.model.graph.node)) if self.functions else ()
+        calls = [key for key in called if key in self.functions]
+        if sum(size(key, ()) for key in calls) > MOST_CALLED:
+            what = f"its functions stand for more than {MOST_CALLED:,} nodes"
+            raise InputError(what, self.where, "inline them on export")
 
     def note(self, about: str, what: str, count: int = 1) -> None:
         """Keep for the graph's provenance."""
@@ -145,7 +172,8 @@ class Walk:
             if self.notes.get("at_most"):  # sizes above the real ones need not fit each other
                 values = self._uncounted(proto, domain, inputs, [None] * len(proto.output))
             else:
-                reason = " ".join(str(error).split())[:160] or type(error).__name__
+                text = " ".join(str(error).split())[:160] or type(error).__name__
+                reason = "".join(c if c.isprintable() else "?" for c in text)
                 raise InputError(f"cannot be understood: {reason}", where, _CHECK) from None
         for name, value in zip(proto.output, values, strict=False):
             if name:
@@ -246,8 +274,10 @@ class Walk:
         types = list(node.types)
         before = node.inputs
         node.inputs = [v.source if v is not None and v.source is not None else v for v in before]
+        again = again and node.domain != FUSED
         if again:
-            node.types = [None if t is None else (t[0], d) for t, d in zip(types, dtypes, strict=False)]  # type: ignore[misc]
+            pairs = zip(types, dtypes, strict=False)
+            node.types = [None if t is None or d is None else (t[0], d) for t, d in pairs]
         results = translate(self.builder, node)
         if not again:
             for value in results:
@@ -313,7 +343,7 @@ class Walk:
         return [self._found(scope, name, where) for name in function.output]
 
     def _inner(self, graph: Any, scope: Scope, bound: Mapping[str, Value]) -> list[Value]:
-        inner: Scope = ChainMap(dict(bound), scope)  # type: ignore[arg-type]
+        inner: Scope = ChainMap(dict(bound), scope)
         self.initializers(graph, inner)
         before, self.scope = self.scope, inner
         try:
@@ -412,6 +442,15 @@ class Walk:
         return [*state, *made]
 
 
+def _every(nodes: Sequence[Any]) -> Iterator[Any]:
+    """The nodes, and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _every(attribute.g.node)
+
+
 class _Holder:
     """Attributes that belong to no node."""
 
@@ -429,9 +468,10 @@ def _changing(value: Value) -> Value:
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-def shown(name: str) -> str:
-    """A name from the file, fit to be printed."""
-    text = "".join(c if c.isprintable() else "?" for c in name)
+def shown(name: str | bytes) -> str:
+    """A name from the file, fit to be printed; one that is no UTF-8 comes as bytes."""
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+    text = "".join(c if c.isprintable() else "?" for c in text[:81])
     return text if len(text) <= 80 else text[:79] + "…"
 
 
@@ -441,10 +481,11 @@ def _module(proto: Any) -> str:
         if entry.key == "pkg.torch.onnx.name_scopes":
             scopes = [part.strip(" '\"[]") for part in entry.value.split(",")]
             return shown(scopes[-2]) if len(scopes) > 1 else ""
-    if not proto.name.startswith("/"):
+    name = proto.name if isinstance(proto.name, str) else ""
+    if not name.startswith("/"):
         return ""
     path = before = last = ""  # "/layer1/layer1.0/conv1/Conv": a part may repeat the one before it
-    for part in proto.name.split("/")[1:-1]:
+    for part in name.split("/")[1:-1]:
         if not (last and part.startswith(last + ".")):
             before = f"{path}." if path else ""
         path, last = before + part, part

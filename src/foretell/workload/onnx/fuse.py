@@ -99,7 +99,10 @@ class _Matcher:
             return None
         look = {"MatMul": self._attention, "Add": self._sum, "Div": self._norm, "Mul": self._product}
         function = look.get(node.op_type)
-        return function(node) if function is not None else None
+        try:
+            return function(node) if function is not None else None
+        except (IndexError, ValueError):  # too few operands, which is told when the node itself is reached
+            return None
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
@@ -333,7 +336,9 @@ class _Matcher:
         back = self.maker(name, "Reshape")
         norm = self.maker(back.input[0], "InstanceNormalization") if back is not None else None
         front = self.maker(norm.input[0], "Reshape") if norm is not None else None
-        if norm is None or front is None or not self.once(back.input[0]) or not self.once(norm.input[0]):
+        if back is None or norm is None or front is None:
+            return None
+        if not self.once(back.input[0]) or not self.once(norm.input[0]):
             return None
         return str(front.input[0]), str(norm.input[1])
 

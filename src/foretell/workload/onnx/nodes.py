@@ -152,7 +152,8 @@ def infer(proto: Any, inputs: Sequence[Value | None], versions: Mapping[str, int
     try:
         found = shape_inference.infer_node_outputs(schema, proto, types, content, opset_imports=imports)
     except Exception as error:  # the library raises its own types, and the standard ones
-        reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")[:160]
+        text = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")[:160]
+        reason = "".join(c if c.isprintable() else "?" for c in text)
         raise InputError(f"its operands do not fit: {reason}", where, "check the input shapes (--input)") from None
     return [_type_of(found.get(name), where) for name in proto.output]
 
@@ -168,7 +169,7 @@ def _type_proto(value: Value) -> Any:
 def _tensor_proto(value: Value) -> Any:
     from onnx import numpy_helper
 
-    if "content" not in value.protos:
+    if "content" not in value.protos and value.known is not None:
         value.protos["content"] = numpy_helper.from_array(value.known)
     return value.protos["content"]
 

@@ -23,7 +23,7 @@ _MAYBE = ("an ONNX model", "a file of an unknown kind", "a file of zeros")
 
 def load(path: Path) -> Any:
     """The ``onnx.ModelProto`` in a file. Raises InputError where it is none, or damaged."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from onnx import ModelProto
 
     where = str(path)

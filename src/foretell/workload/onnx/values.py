@@ -77,7 +77,7 @@ def _axes(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[int, ...] | 
     return None if axes is None else tuple(int(a) for a in axes)
 
 
-def _slice(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Array:
+def _slice(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     x = inputs[0]
     starts, ends, axes, steps = slice_bounds(inputs, attrs, x.ndim)
     index = [slice(None)] * x.ndim
@@ -105,7 +105,7 @@ def slice_bounds(
     return starts, ends, [a % rank if rank else a for a in axes], steps
 
 
-def _reshape(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Array:
+def _reshape(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     x, target = inputs[0], [int(d) for d in inputs[1].reshape(-1)]
     if not attrs.get("allowzero"):
         target = [x.shape[i] if d == 0 else d for i, d in enumerate(target)]
@@ -131,7 +131,7 @@ def _split(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> list[Array]:
     return np.split(x, np.cumsum(sizes)[:-1].tolist(), axis)
 
 
-def _scatter_nd(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Array | None:
+def _scatter_nd(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     x, index, updates = inputs
     if attrs.get("reduction", b"none") not in (b"none", "none"):
         return None
@@ -199,7 +199,7 @@ def _extreme(function: Any) -> Fold:
     return _each(lambda *inputs: function.reduce(np.broadcast_arrays(*inputs)))
 
 
-def _squeezed(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Array:
+def _squeezed(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
     return np.squeeze(inputs[0], _axes(inputs, attrs))
 
 

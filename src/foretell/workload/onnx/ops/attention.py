@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.workload.onnx.builder import Builder, dense, row_major
+from foretell.workload.onnx.builder import Builder, Output, dense, row_major
 from foretell.workload.onnx.nodes import Node
 from foretell.workload.onnx.ops.movement import concatenate
 from foretell.workload.onnx.ops.pointwise import elementwise
@@ -24,7 +24,7 @@ def sdpa(
     attrs: dict[str, object] = {"causal": causal, "masked": mask is not None}
     if window > 0:
         attrs["window"] = window
-    outputs = [(shape, q.dtype, strides), (shape[:-1], "float32")]
+    outputs: list[Output] = [(shape, q.dtype, strides), (shape[:-1], "float32")]
     out, lse = b.emit("foretell.sdpa.default", [q, k, v, mask], outputs, attrs)
     return out, lse
 

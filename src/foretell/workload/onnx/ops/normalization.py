@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretell.workload.onnx.builder import Builder
+from foretell.workload.onnx.builder import Builder, Output
 from foretell.workload.onnx.nodes import Node
 from foretell.workload.onnx.ops.pointwise import elementwise
 from foretell.workload.onnx.ops.registry import FUSED, MICROSOFT, translates
@@ -23,7 +23,7 @@ def batch_norm(b: Builder, x: Value, rest: list[Value | None], shape: Shape, tra
         b.emit("aten.empty.memory_format", [], [((0,), "uint8")])  # the reserve that the dispatcher allocates
     saved = ((shape[1],) if training else (0,), "float32")
     attrs = {"training": training, "affine": bool(rest) and rest[0] is not None}
-    outputs = [(shape, x.dtype, b.like(shape, [x])), saved, saved]
+    outputs: list[Output] = [(shape, x.dtype, b.like(shape, [x])), saved, saved]
     return b.emit("aten.native_batch_norm.default", [x, *rest], outputs, attrs)
 
 
@@ -83,17 +83,15 @@ def _group_norm(b: Builder, n: Node) -> list[Value]:
 def _fused_group_norm(b: Builder, n: Node) -> list[Value]:
     """Scale and bias come shaped to broadcast: (channels, 1, …)."""
     x, groups = n.value(0), n.shape(1)[0]
-    vectors = []
-    for value in n.inputs[2:4]:
-        vectors.append(None if value is None else b.reshape(value, (value.elements,)))
-    return [group_norm(b, x, *vectors, groups)]
+    scale, bias = (b.reshape(n.value(i), (n.value(i).elements,)) for i in (2, 3))
+    return [group_norm(b, x, scale, bias, groups)]
 
 
 def group_norm(b: Builder, x: Value, scale: Value | None, bias: Value | None, groups: int) -> Value:
     """One group norm."""
     assert x.shape is not None
     rows = ((x.shape[0], groups), "float32")
-    outputs = [(x.shape, x.dtype, b.like(x.shape, [x])), rows, rows]
+    outputs: list[Output] = [(x.shape, x.dtype, b.like(x.shape, [x])), rows, rows]
     return b.emit("aten.native_group_norm.default", [x, scale, bias], outputs, {"affine": scale is not None})[0]
 
 

@@ -79,7 +79,8 @@ def _matmul(b: Builder, n: Node) -> list[Value]:
 
 @translates("Linear", domain=FUSED)
 def _linear(b: Builder, n: Node) -> list[Value]:
-    return [matmul(b, n.value(0), n.value(1), n.value(0).dtype, n.value(2))]
+    dtype = n.value(0).dtype
+    return [matmul(b, n.value(0), n.value(1), "float32" if dtype in _INTEGERS else dtype, n.value(2))]
 
 
 def matrix(b: Builder, x: Value, w: Value, bias: Value | None, dtype: str) -> Value:
