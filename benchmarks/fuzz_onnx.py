@@ -28,6 +28,7 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, defs, helper, numpy_helper
 
 from foretell.errors import ForetellError
+from foretell.graph import Graph
 from foretell.workload.onnx import graph
 from foretell.workload.options import options
 
@@ -367,7 +368,7 @@ def judge(path: Path, data: bytes) -> str:
     try:
         made = graph(str(path), options())
         made.table()
-        return "graph"
+        return "graph" if Graph.from_json(made.to_json()) == made else "another graph after JSON"
     except ForetellError as error:
         return "refused" if error.hint and str(error).isprintable() else f"no repair, or not printable: {error!s:.200}"
     except TooSlow:

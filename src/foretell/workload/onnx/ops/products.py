@@ -30,6 +30,8 @@ def convolution(
     """One convolution; a bias of known zeros, which some exporters add, is left out."""
     assert x.shape is not None
     assert w.shape is not None
+    if len(x.shape) < 3 or len(w.shape) != len(x.shape) or len(out[0]) != len(x.shape):
+        raise ValueError(f"no convolution of {x.shape} by {w.shape}")
     if bias is not None and bias.known is not None and bias.role != "parameter" and not bias.known.any():
         bias = None
     spatial = len(w.shape) - 2
