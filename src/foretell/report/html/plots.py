@@ -41,8 +41,8 @@ _FAMILY_OF_KIND = np.array(
 # Decades that marks of one family must lie within to become one, ever wider until few enough are left.
 _GRIDS = (1e-6, 0.01, 0.03, 0.1, 0.3, 1.0)
 _FORMAT = {
-    **{"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8"},
-    **{"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "fp4"},
+    "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "fp4",
 }
 
 
@@ -137,8 +137,9 @@ def _marks(
     most: int,
     texts: Texts,
 ) -> dict[str, Any]:
-    """Columns of marks, dearest first: position, family, share of the step, number of ops, and the dearest op's text."""
-    empty: dict[str, Any] = {key: [] for key in ("x", "y", "family", "time", "ops", "op", "name", "module", "shape")}
+    """Columns of marks, dearest first: position, family, time, number of ops, and the dearest op's text."""
+    columns = ("x", "y", "family", "time", "ops", "op", "name", "module", "shape")
+    empty: dict[str, Any] = {key: [] for key in columns}
     if not len(index):
         return empty
     position = [np.log10(x[index])] + ([] if y is None else [np.log10(y[index])])

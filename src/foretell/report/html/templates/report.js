@@ -141,9 +141,14 @@
       height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "group",
       "aria-roledescription": "scatter plot", "aria-label": `Roofline: ${xs.length} marks. Arrow keys walk over them, dearest first.`,
     });
+    let beside = -100;
     for (const x of decades(lowX, highX)) {
-      picture.append(svg("line", { class: "grid", x1: X(x), x2: X(x), y1: box.top, y2: box.bottom }),
-        axisText(X(x), box.bottom + 17, "middle", x >= 1e4 || x < 0.01 ? `10${superscript(Math.round(Math.log10(x)))}` : `${x}`));
+      picture.append(svg("line", { class: "grid", x1: X(x), x2: X(x), y1: box.top, y2: box.bottom }));
+      const last = X(x) > box.right - 16;
+      if (X(x) - beside < (last ? 52 : 34)) continue;
+      beside = X(x);
+      const words = x >= 1e4 || x < 0.01 ? `10${superscript(Math.round(Math.log10(x)))}` : `${x}`;
+      picture.append(axisText(X(x), box.bottom + 17, last ? "end" : "middle", words));
     }
     for (const y of decades(lowY, highY)) {
       picture.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: Y(y), y2: Y(y) }),
@@ -269,7 +274,8 @@
         svg("text", { x: box.left + 4, y: Y(m.capacity) - 5, class: "halo" }, `the device has ${inBytes(m.capacity)}`));
     }
     const at = X(m.time[m.peak]), over = at > width / 2;
-    const label = `peak ${inBytes(most)}: ${text(m.name[m.peak])}`;
+    const fit = Math.max(8, Math.floor((over ? at - 16 - 70 : width - at - 20) / 8) - 14), name = text(m.name[m.peak]);
+    const label = `peak ${inBytes(most)}: ${name.length > fit ? `${name.slice(0, fit - 1)}…` : name}`;
     picture.append(svg("circle", { class: "peak", cx: at, cy: Y(most), r: 5 }),
       svg("text", { x: over ? at - 9 : at + 9, y: Math.max(Y(most) - 7, 14), "text-anchor": over ? "end" : "start", class: "halo" }, label));
     const cross = svg("line", { class: "cross", y1: box.top, y2: box.bottom, visibility: "hidden" });
