@@ -84,3 +84,14 @@ def test_one_long_sequence_divides_its_keys_over_the_device() -> None:
     result = times("h100-sxm", 8, 8, 65536)
     assert result.split[0] > 8
     assert result.blocks[0] >= 100
+
+
+def test_a_decoding_step_reads_its_cache_from_device_memory() -> None:
+    """Between two uses of a layer's cache all the weights pass through L2: it is never still there."""
+    from foretell import predict
+
+    l40s = device("l40s")
+    ask = {"on": l40s, "phase": "decode", "precision": "bf16", "runtime": "compiled", "model": "kernel"}
+    short, long = (predict("llm:llama-3.1-8b", context=context, **ask).time_s for context in (128, 16_384))
+    cached = (16_384 - 128) * 131_072
+    assert long - short >= cached / l40s.memory_bandwidth_bytes_per_s

@@ -191,7 +191,10 @@ FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Attentions:
-    """Fused attention as columns (op,), as `attention` takes them."""
+    """Fused attention as columns (op,), as `attention` takes them.
+
+    `step_bytes` is what the whole step moves: between two uses of a decoder's cache, all of that passes through L2.
+    """
 
     batch: Floats
     rows: Floats
@@ -202,6 +205,7 @@ class Attentions:
     kv_bytes: Floats
     causal: Bools
     backward: Bools
+    step_bytes: float = 0.0
 
     @staticmethod
     def of(program: Program, rows: Ints, peak_flops_per_s: Floats) -> Attentions:
@@ -226,12 +230,16 @@ class Attentions:
             kv_bytes=np.where(narrow, 0.5 * size, size),
             causal=table.causal[rows],
             backward=backward,
+            step_bytes=float(np.sum((table.bytes_read + table.bytes_written) * table.repeat)),
         )
 
     def times(self, device: Device, constants: Calibration) -> KernelTimes:
         """Times of these ops."""
         sizes = self.batch, self.rows, self.keys, self.depth, self.peak_flops_per_s, self.query_bytes, self.kv_bytes
-        return attention(*sizes, self.causal, self.backward, device, constants)
+        own = 2.0 * self.batch * (self.rows * self.query_bytes + self.keys * self.kv_bytes) * self.depth
+        decoding = ~self.backward & (self.rows <= _DECODING) & (self.keys > self.rows)
+        distance = np.where(decoding, np.maximum(own, self.step_bytes), own)
+        return attention(*sizes, self.causal, self.backward, device, constants, kv_distance=distance)
 
     def features(self, times: KernelTimes, device: Device) -> Floats:
         """Features (op, `FEATURES`) of these ops, whose times are `times`."""
