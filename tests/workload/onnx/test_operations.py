@@ -211,6 +211,20 @@ def test_between_dequantise_and_quantise_runs_in_int8(relu: bool, tmp_path: Path
     assert names(made) == [quantize, *middle, dequantize]
 
 
+def test_scales_written_as_constants_after_their_use_are_found(tmp_path: Path) -> None:
+    zero = NODE("Constant", [], ["late"], value=tensor("", 0, "int8"))
+    nodes = [
+        NODE("DequantizeLinear", ["x", "s"], ["xd"]),
+        NODE("DequantizeLinear", ["w", "s"], ["wd"]),
+        NODE("MatMul", ["xd", "wd"], ["c"]),
+        zero,
+        NODE("QuantizeLinear", ["c", "s", "late"], ["y"]),
+    ]
+    stored = [tensor("s", 0.1), zeros("w", 6, 4, dtype="int8")]
+    made = read(save(tmp_path, nodes, [value("x", [2, 6], TensorProto.INT8)], ["y"], stored))
+    assert [(op.name, op.dtype, op.bytes_written) for op in made.ops] == [("aten._int_mm.default", "int8", 8)]
+
+
 def test_weights_alone_in_int8_are_widened(tmp_path: Path) -> None:
     nodes = [NODE("DequantizeLinear", ["w", "s"], ["wd"]), NODE("MatMul", ["x", "wd"], ["y"])]
     stored = [tensor("s", 0.1), zeros("w", 6, 4, dtype="int8")]

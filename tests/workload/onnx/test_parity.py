@@ -143,6 +143,47 @@ def test_norms_and_activations_spelled_out_are_put_together(opset: int, captured
     assert here == there
 
 
+@pytest.mark.parametrize(("name", "opset", "dynamo"), [
+    ("resnet", 9, False), ("detection", 9, False), ("swin", 11, False), ("lstm", 9, False), ("decoder", 18, True),
+    ("decoder", 23, True), ("detection", 23, True),
+])  # fmt: skip
+def test_opsets_old_and_new(name: str, opset: int, dynamo: bool, captured: dict, tmp_path: Path) -> None:
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    module, args, want = original(name, captured)
+    got = read(models.export(module, args, tmp_path / "m.onnx", dynamo=dynamo, opset_version=opset))
+    assert got.provenance["opset"] == str(opset)
+    assert (got.parameters, got.macs(), got.macs("fvcore")) == (want.parameters, want.macs(), want.macs("fvcore"))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_one_op_and_knows_its_mask(causal: bool, dynamo: bool, tmp_path: Path) -> None:
+    if dynamo:
+        pytest.importorskip("onnxscript")
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    args = tuple(torch.randn(2, 3, 100, 8) for _ in range(3))
+    want = foretell.capture(Attention(), *args)
+    got = read(models.export(Attention(), args, tmp_path / "m.onnx", dynamo=dynamo))
+    shown = [[(op.name, op.gemm, dict(op.attrs), op.bytes_read) for op in g.ops] for g in (got, want)]
+    assert [op for op in shown[0] if op[0].startswith("foretell")] == shown[1]
+
+
+def test_attention_that_a_model_spells_out_itself_stays_so(tmp_path: Path) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return ((q @ k.transpose(-2, -1)) / 8**0.5).softmax(-1) @ v
+
+    args = tuple(torch.randn(2, 3, 10, 8) for _ in range(3))
+    want = foretell.capture(Attention(), *args)
+    got = read(models.export(Attention(), args, tmp_path / "m.onnx", dynamo=False))
+    assert [op.name for op in got.ops if op.kind != "view"] == [op.name for op in want.ops if op.kind != "view"]
+
+
 def test_one_file_serves_every_batch(captured: dict, tmp_path: Path) -> None:
     module, args, want = original("resnet", captured)
     path = models.export(

@@ -607,7 +607,11 @@ def _stored(nodes: Sequence[Any], scope: Scope) -> tuple[set[str], set[str]]:
 
 
 def _ordered(nodes: Sequence[Any], scope: Scope, where: str) -> list[Any]:
-    """The nodes so that each comes after what it reads. Raises InputError for cycles, and names made twice or never."""
+    """The nodes so that each comes after what it reads, constants first.
+
+    Raises InputError for cycles, and for names that are made twice or never.
+    """
+    nodes = sorted(nodes, key=lambda node: node.op_type != "Constant")
     maker: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:

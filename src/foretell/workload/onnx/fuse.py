@@ -237,7 +237,7 @@ class _Matcher:
         if node is None or not all(self.number(x) for x in node.input[1:3]):
             return False
         step = self.makers.get(node.input[0])
-        while step is not None and step.op_type in ("Not", "Cast", "CastLike"):
+        while step is not None and step.op_type in ("Not", "Cast", "CastLike", "Equal"):
             step = self.makers.get(step.input[0])
         if step is None or step.op_type != "Trilu":
             return False
