@@ -62,6 +62,25 @@ def key(workload: str, options: Options, libraries: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
+# The libraries that captures of a prefix depend on, as `resolve` names them.
+_LIBRARIES = {"timm": ("torch", "timm"), "torchvision": ("torch", "torchvision"), "zoo": ("torch",)}
+
+
+def kept(workload: str, options: Options) -> Graph | None:
+    """The capture of a workload string where one is kept, without importing what would make it; None otherwise."""
+    prefix, _, name = workload.partition(":")
+    home = folder()
+    if home is None or prefix not in _LIBRARIES:
+        return None
+    label = f"timm:{name.partition('.')[0]}" if prefix == "timm" else workload  # weights make no difference
+    try:
+        path = home / "graphs" / f"{key(label, options, _LIBRARIES[prefix])}.json.gz"
+        return Graph.from_dict(json.loads(gzip.decompress(path.read_bytes())), str(path))
+    except (importlib.metadata.PackageNotFoundError, OSError, EOFError, zlib.error, ValueError, RecursionError,
+            ForetellError):  # fmt: skip
+        return None
+
+
 def cached(
     workload: str, options: Options, libraries: Sequence[str], make: Callable[[Options], Graph]
 ) -> Graph:
