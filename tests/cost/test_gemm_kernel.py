@@ -106,3 +106,17 @@ def test_features_are_finite_and_named() -> None:
     x = products.features(products.times(gpu, load("gemm")), gpu)
     assert x.shape == (3, len(FEATURES))
     assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("name", ["t4", "v100-sxm2-16gb", "rtx-2080-ti", "rtx-3090", "a100-sxm4-80gb", "h100-sxm"])
+def test_a_block_fits_its_multiprocessor(name: str) -> None:
+    most = device(name).shared_bytes_per_block
+    assert most is not None
+    shared = times(name, *shapes()).shared_bytes
+    assert (shared > 0).all()
+    assert (shared <= most).all()
+
+
+def test_a_card_of_70_watts_cannot_keep_its_peak() -> None:
+    """T4: 65 TFLOP/s in half precision at full clock. It has no bf16, whose stand-in says nothing of the energy."""
+    assert 2 * 8192.0**3 / times("t4", 8192, 8192, 8192).time_s[0] < 0.85 * 65e12

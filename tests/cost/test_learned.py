@@ -99,12 +99,23 @@ def test_a_step_unlike_any_that_was_fitted_is_left_to_physics_with_a_wide_interv
 
 def test_familiarity_falls_with_the_share_of_features_out_of_range() -> None:
     steps = residual(1, 1, 1, ranges=(0.0, 1.0))
+    others = [i for i, name in enumerate(FEATURES) if not name.startswith("share.")]
     x = np.full((3, len(FEATURES)), 0.6)
-    x[1, :3] = 9.0
-    x[2, : len(FEATURES) // 2] = 9.0
+    x[1, others[-3:]] = 9.0
+    x[2, others[len(others) // 2 :]] = 9.0
     near = familiarity(steps, x)
     assert near[0] == 1.0
     assert 0.0 < near[1] < 1.0
+    assert near[2] == 0.0
+
+
+def test_a_step_of_one_kind_of_operation_is_foreign_by_that_alone() -> None:
+    steps = residual(1, 1, 1, ranges=(0.0, 0.7))
+    x = np.full((3, len(FEATURES)), 0.6)
+    x[:, FEATURES.index("share.matmul")] = 0.7, 0.82, 1.0
+    near = familiarity(steps, x)
+    assert near[0] == 1.0
+    assert 0.0 < near[1] < 0.9
     assert near[2] == 0.0
 
 

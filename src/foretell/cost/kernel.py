@@ -232,6 +232,8 @@ class Kernel:
             lines = self.rest.formula(program, times, row, device)
         else:
             name = _NAMES[int(value["family"])]
+            if device.vendor == "NVIDIA" and float(device.compute_capability or "9.0") < 7.0:
+                name = name.replace("tensor cores", "vector units")
             lines = [
                 "time = max(compute, memory) + launch",
                 "",

@@ -34,6 +34,9 @@ _ON_TENSOR_CORES = 0.5
 _TENSOR = FEATURES.index("tensor")
 # Beyond this share of features outside their range, a step is foreign and the residual of steps says nothing.
 _FOREIGN = 0.25
+# So far beyond the largest share of the time that an operation had among them, too.
+_FOREIGN_SHARE = 0.1
+_SHARES = [i for i, name in enumerate(FEATURES) if name.startswith("share.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +142,18 @@ class Learned:
 
 
 def familiarity(steps: Residual, x: Floats) -> Floats:
-    """How like the steps fitted on each row of features is: 1 inside their range, 0 well outside."""
+    """How like the steps fitted on each row of features is: 1 inside their range, 0 well outside.
+
+    A step that spends more of its time on one kind of operation than any that was fitted on (a lone product, a
+    perceptron) is foreign by that alone.
+    """
     ranges: Mapping[str, tuple[float, float]] = steps.provenance["ranges"]
     low, high = (np.array([ranges[name][end] for name in FEATURES]) for end in (0, 1))
     slack = 0.1 * (high - low) + 1e-9
     outside = ((x < low - slack) | (x > high + slack)).mean(axis=1)
-    return np.where(x[:, _TENSOR] < _ON_TENSOR_CORES, 0.0, np.maximum(0.0, 1.0 - outside / _FOREIGN))
+    beyond = np.max((x - high - slack)[:, _SHARES], axis=1) / _FOREIGN_SHARE
+    like = np.minimum(1.0 - outside / _FOREIGN, 1.0 - np.maximum(0.0, beyond))
+    return np.where(x[:, _TENSOR] < _ON_TENSOR_CORES, 0.0, np.maximum(0.0, like))
 
 
 REGISTRY.register(

@@ -68,8 +68,9 @@ def operands_in_shared(device: Device) -> bool:
 
 
 def _sixteen_bits(device: Device) -> float:
-    """FLOP/s of products in 16 bits, which the energy of one is counted from."""
-    return min(matrix_rate(device, name).flops_per_s for name in ("bf16", "fp16"))
+    """FLOP/s of products in 16 bits, which the energy of one is counted from: in the formats the device has."""
+    had = [name for name in ("bf16", "fp16") if device.peak(name)]
+    return min(matrix_rate(device, name).flops_per_s for name in had or ("bf16", "fp16"))
 
 
 def power_rate(device: Device, constants: Calibration) -> float:
@@ -139,6 +140,12 @@ def _overlapped(*pipes: Floats) -> Floats:
     """What pipes that work side by side take together: a little more than the longest, their 4-norm."""
     squares = sum(np.square(np.square(pipe)) for pipe in pipes)
     return np.asarray(np.sqrt(np.sqrt(squares)))
+
+
+def _staged(step_bytes: Floats, most: float) -> Floats:
+    """Shared memory of a block: four stages of the loop's operands, or two, or two of half the depth, as fits."""
+    fits = [stages * step_bytes <= most for stages in (4.0, 2.0)]
+    return np.select(fits, [4.0 * step_bytes, 2.0 * step_bytes], step_bytes)
 
 
 def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, constant: Calibration) -> KernelTimes:
@@ -216,7 +223,7 @@ def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, const
     tile_m, tile_n = chosen(tm), chosen(tn)
     threads = np.where(tile_m * tile_n >= 128 * 128, 256.0, 128.0) + (128.0 if shared else 0.0)
     registers = np.where(shared, 168.0, np.clip(tile_m * tile_n / threads + 96.0, 64.0, 255.0))
-    stages = 4.0
+    step_bytes = (tile_m * a + tile_n * b) * np.minimum(64.0, 128.0 / np.maximum(a, b))
     compute, moved = chosen(np.maximum(np.maximum(pipe, cache), powered)), chosen(memory)
     floor = np.maximum(
         2.0 * batch * m * n * k / peak,
@@ -230,7 +237,7 @@ def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, const
         blocks=chosen(blocks),
         threads=threads,
         registers=registers,
-        shared_bytes=stages * (tile_m * a + tile_n * b) * np.minimum(64.0, 128.0 / np.maximum(a, b)),
+        shared_bytes=_staged(step_bytes, float(device.shared_bytes_per_block or 227 << 10)),
         tile_m=tile_m,
         tile_n=tile_n,
         split=chosen(split),
