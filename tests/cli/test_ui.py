@@ -144,8 +144,9 @@ def test_headers_that_keep_a_page_to_itself(server: Server) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"workload": "py:model.py:make"}, "py: workloads may run code"),
-        ({"workload": "pt2:model.pt2"}, "pt2: workloads may run code"),
+        ({"workload": "py:model.py:make"}, "py: workloads run code"),
+        ({"workload": "pt2:../model.pt2"}, "is outside the folder"),
+        ({"workload": "pt2:model.pt"}, "is no .pt2 file"),
         ({"workload": ""}, "no workload is given"),
         ({"workload": 3}, "no workload is given"),
         ({"workload": "x" * 300}, "is no workload"),
@@ -179,6 +180,7 @@ def test_requests_that_are_refused(tmp_path: Path, change: dict[str, Any], says:
     (tmp_path / "graph.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.onnx").write_bytes(b"")
+    (tmp_path / "model.pt2").write_bytes(b"")
     (folder / "link.json").symlink_to(tmp_path / "graph.json")
     with pytest.raises(ForetellError, match=re.escape(says)) as caught:
         read_request(ASK | change, folder)

@@ -22,7 +22,13 @@ _MOST_RECAPTURED = 4000
 def check(html: Path | None, trace: Path | None, devices: int) -> None:
     """Raise InputError where a file cannot be written, or cannot show what is asked for."""
     for option, path in (("--html", html), ("--trace", trace)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        if path is None:
+            continue
+        try:
+            possible = path.parent.is_dir() and not path.is_dir()
+        except OSError:  # a name too long, say
+            possible = False
+        if not possible:
             raise InputError("cannot be written", f"{option} {path}", "give a file in a folder that exists")
     if trace is not None and devices > 1:
         raise InputError("a timeline is of one device", f"--trace {trace}", "name one device with --on")

@@ -101,7 +101,7 @@ def predicted(request: Request, stage: Callable[[str], None] = lambda text: None
     graph = _captured(request.workload, request.settings)
     stage("Predicting")
     program = cost.lower(graph, request.runtime)
-    how = {"runtime": request.runtime, "program": program}
+    how: dict[str, Any] = {"runtime": request.runtime, "program": program}
     estimates = [cost.estimate(graph, device, **how) for device in request.devices]
     parametric = request.workload.startswith("llm:")
     batches: dict[str, int | None] = {}

@@ -24,7 +24,7 @@ _FIELDS = frozenset(("workload", "devices", "runtime", "alternatives", *_NUMBERS
 
 # Prefixes of which the rest is a name in a catalogue, and those of which it is a file that holds data only.
 _CATALOGUES = ("timm", "torchvision", "zoo", "llm")
-_FILES = {"hf": (".json",), "onnx": (".onnx",), "llm": (".json", ".toml")}
+_FILES = {"hf": (".json",), "onnx": (".onnx",), "pt2": (".pt2",), "llm": (".json", ".toml")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def _workload(value: Any, folder: Path) -> str:
                 f"{text!r} names no workload", "Workload", "write e.g. timm:resnet50, or the path of a graph.json"
             )
         return str(_inside(text, folder))
-    if prefix in ("py", "pt2"):
+    if prefix == "py":
         raise InputError(
-            f"{prefix}: workloads may run code, which a page cannot ask for",
+            "py: workloads run code, which a page cannot ask for",
             "Workload",
             f"in a terminal: foretell capture {shlex.quote(text)} --out graph.json; then give graph.json here",
         )

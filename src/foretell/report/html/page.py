@@ -337,7 +337,8 @@ def _variations(found: Sequence[Variation], base: Estimate) -> list[dict[str, An
     rows: list[dict[str, Any]] = []
     for variation in found:
         change = variation.change(base)
-        row = {"group": variation.group, "name": variation.name, "reason": variation.reason, "change": None}
+        row: dict[str, Any] = {"group": variation.group, "name": variation.name}
+        row |= {"reason": variation.reason, "change": None}
         if variation.estimate is not None and change is not None:
             length = abs(change) / widest
             row |= {
@@ -388,7 +389,7 @@ def _comparison(page: Page) -> dict[str, Any]:
 
     fastest, cheapest = best(lambda e: e.time_s), best(cost)
     frugal = best(lambda e: e.energy_j)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for e, device in zip(estimates, page.devices, strict=True):
         low, high = e.time_interval_s
         largest = page.largest_batches.get(e.device)

@@ -244,9 +244,9 @@ def alive_at_peak(graph: Graph, estimate: Estimate, most: int = 8) -> list[Block
     module_of: dict[int, str] = {}
     for op in graph.ops:  # a block belongs to the module that makes it, or uses it first
         for t in (*op.outputs, *op.inputs):
-            storage = graph.tensors[t].storage
-            if storage in wanted and storage not in module_of:
-                module_of[storage] = op.module
+            held = graph.tensors[t].storage
+            if held in wanted:
+                module_of.setdefault(held, op.module)
     result = []
     for index in chosen:
         storage = graph.storages[index]

@@ -68,24 +68,29 @@ def variations(
             if result is not None:
                 found.append(Variation(group, name, result))
 
-    for label, changed in _devices(device):
+    def on(changed: Device) -> Callable[[], Estimate]:
         # The same step takes the same memory: it need not be replayed.
-        add("Device", label, lambda d=changed: estimate(graph, d, **how, program=program, memory=base.memory))
+        return lambda: estimate(graph, changed, **how, program=program, memory=base.memory)
+
+    for label, changed in _devices(device):
+        add("Device", label, on(changed))
     if "calibration" not in how or how["calibration"] is None:
         other = "compiled" if base.runtime == "eager" else "eager"
         add("Runtime", other, lambda: estimate(graph, device, **{**how, "runtime": other}, memory=base.memory))
 
-    def again(**settings: Any) -> Estimate | None:
-        assert recapture is not None
-        changed = recapture(settings)
-        return None if changed is None else estimate(changed, device, **how)
+    def again(**settings: Any) -> Callable[[], Estimate | None]:
+        def make() -> Estimate | None:
+            changed = None if recapture is None else recapture(settings)
+            return None if changed is None else estimate(changed, device, **how)
+
+        return make
 
     if recapture is not None:
         for size in _batches(batch):
-            add("Batch", f"batch {size:,}", lambda n=size: again(batch=n))
+            add("Batch", f"batch {size:,}", again(batch=size))
         for precision in _PRECISIONS:
             if precision != base.precision:
-                add("Precision", precision, lambda p=precision: again(precision=p))
+                add("Precision", precision, again(precision=precision))
     return tuple(found)
 
 
