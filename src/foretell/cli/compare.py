@@ -34,7 +34,9 @@ def compare(
     optimizer: opt.Optimizer = None,
     accumulate: opt.Accumulate = None,
     checkpointing: opt.Checkpointing = False,
+    lora: opt.Lora = None,
     layout: opt.Layout = None,
+    quantize: opt.Quantize = None,
     runtime: opt.Runtime = "eager",
     model: opt.Model = "auto",
     pareto: Annotated[

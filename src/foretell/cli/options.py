@@ -68,6 +68,16 @@ Checkpointing = Annotated[
     bool, typer.Option("--checkpointing", help="Recompute activations in backward.", rich_help_panel=_TRAINING)
 ]
 
+Lora = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="rank=N[,targets=…]",
+        help="Train low-rank adapters, e.g. rank=16,targets=q_proj,v_proj (or all-linear).",
+        rich_help_panel=_TRAINING,
+    ),
+]
+
 Precision = Annotated[
     str | None,
     typer.Option(
@@ -75,6 +85,12 @@ Precision = Annotated[
         metavar="NAME",
         help="fp32 (the default), tf32, amp, amp_bf16, bf16 or fp16.",
         rich_help_panel=HOW,
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize", metavar="NAME", help="nf4 or fp4: 4-bit matrices (llm: only).", rich_help_panel=HOW
     ),
 ]
 Layout = Annotated[
@@ -126,7 +142,7 @@ Folder = Annotated[Path | None, typer.Option(metavar="DIR")]
 # Options that say what is captured; the rest of a command's parameters are its own.
 _CAPTURE = (
     *("batch", "image_size", "seq_len", "inputs", "phase", "context", "train", "optimizer"),
-    *("accumulate", "checkpointing", "precision", "layout"),
+    *("accumulate", "checkpointing", "precision", "layout", "lora", "quantize"),
 )
 
 

@@ -33,6 +33,7 @@ from foretell.errors import CaptureError, ForetellError, InputError
 from foretell.graph import Graph
 from foretell.workload.autocast import cuda_autocast
 from foretell.workload.fused import fused_operations
+from foretell.workload.lora_torch import AdapterWeight, adapted
 from foretell.workload.options import Options
 from foretell.workload.trace import Recorder
 
@@ -70,6 +71,8 @@ def capture_module(
         stack.enter_context(_eager_compiled(module))
         stack.enter_context(_without_mha_fastpath())
         stack.enter_context(fused_operations())
+        if options.lora is not None:
+            stack.enter_context(adapted(module, options.lora))
         parameters, buffers = stack.enter_context(_rehomed(module, fake, options))
         stack.enter_context(_mode(module, training))
         inputs = _fake_inputs((tuple(args), dict(kwargs or {})), fake, options)
@@ -312,7 +315,8 @@ def _fake_like(tensor: torch.Tensor, options: Options) -> torch.Tensor:
     """A fake CPU tensor like the given one; runs inside a fake mode."""
     if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
         raise CaptureError("a lazy layer has no shapes yet", "run the module once on example inputs first")
-    dtype = _CAST.get(options.precision, tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+    converted = tensor.is_floating_point() and not isinstance(tensor, AdapterWeight)
+    dtype = _CAST.get(options.precision, tensor.dtype) if converted else tensor.dtype
     with torch.no_grad():
         if options.layout == "nhwc" and tensor.dim() == 4 and tensor.is_floating_point():
             twin = torch.empty(tensor.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)

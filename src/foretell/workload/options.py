@@ -10,10 +10,14 @@ from typing import Any
 
 from foretell.errors import InputError, unknown
 from foretell.graph import DTYPES, MODES
+from foretell.workload.lora import QUANTIZED, LoRA, parse_lora
 
 PRECISIONS: tuple[str, ...] = ("fp32", "tf32", "amp", "amp_bf16", "bf16", "fp16")
 LAYOUTS: tuple[str, ...] = ("nchw", "nhwc")
-OPTIMIZERS: tuple[str, ...] = ("sgd", "sgd-plain", "adam", "adamw", "adamw-fused", "rmsprop", "adagrad", "lion")
+OPTIMIZERS: tuple[str, ...] = (
+    *("sgd", "sgd-plain", "adam", "adamw", "adamw-fused", "rmsprop", "adagrad", "lion"),
+    *("adamw-8bit", "paged-adamw", "paged-adamw-8bit"),  # of bitsandbytes; llm: only
+)
 
 MOST = 10**9
 MOST_DIMENSIONS = 16
@@ -39,6 +43,7 @@ class Options:
     (autocast to float16 or bfloat16, float32 weights); ``bf16`` and ``fp16`` (weights and inputs converted).
     ``context`` is the number of tokens cached before a decode step. ``optimizer`` applies to training:
     ``sgd`` has momentum 0.9, ``sgd-plain`` none. ``accumulate`` is micro-batches of `batch` per optimiser step.
+    ``lora`` trains low-rank adapters instead of the model; ``quantize`` (llm: only) keeps its matrices in 4 bits.
     """
 
     phase: str = "inference"
@@ -52,6 +57,8 @@ class Options:
     checkpointing: bool = False
     precision: str = "fp32"
     layout: str = "nchw"
+    lora: LoRA | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -71,6 +78,15 @@ class Options:
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 repair = f"give a whole number from {least} to {most:,}"
                 raise InputError(f"{name} is {str(value)[:40]}", repair=repair)
+        if self.quantize is not None and self.quantize not in QUANTIZED:
+            raise unknown("quantization", str(self.quantize)[:40], QUANTIZED)
+        if self.lora is not None and self.phase != "train":
+            raise InputError("LoRA applies to training only", repair="add --train (train=True)")
+        if self.quantize is not None and self.phase == "train" and self.lora is None:
+            raise InputError(
+                f"weights in {self.quantize} cannot be trained", "--quantize",
+                "train adapters beside them: add --lora rank=16 (lora='rank=16')",
+            )  # fmt: skip
         if self.phase != "train" and (self.accumulate > 1 or self.checkpointing):
             raise InputError(
                 "accumulation and checkpointing apply to training only", repair="add --train (train=True)"
@@ -98,6 +114,8 @@ def options(*, train: bool = False, inputs: Any = None, **settings: Any) -> Opti
         settings["phase"] = "train"
     if inputs is not None:
         settings["inputs"] = parse_inputs(inputs)
+    if settings.get("lora") is not None:
+        settings["lora"] = parse_lora(settings["lora"])
     made = Options(**{name: value for name, value in settings.items() if value is not None})
     if settings.get("optimizer") is not None and not made.trains:
         raise InputError(f"optimizer {made.optimizer} applies to training only", repair="add --train (train=True)")

@@ -67,6 +67,8 @@ def resolve(workload: str, options: Options) -> Graph:
         )
     if prefix not in _SOURCES:
         raise unknown("workload prefix", prefix, sources())
+    if prefix != "llm":
+        refuse_llm_settings(options, fixed=prefix in ("pt2", "onnx"))
     if not name:
         raise InputError(f"{workload!r} has no name after the colon", repair=f"write e.g. {_EXAMPLES[prefix]}")
     try:
@@ -80,6 +82,17 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long, or a null byte
         return False
+
+
+def refuse_llm_settings(options: Options, fixed: bool = False) -> None:
+    """Refuse what only llm: workloads have; of a `fixed` program, also what changes its layers."""
+    repair = "take an llm: workload, e.g. llm:llama-3.1-8b"
+    if options.quantize is not None:
+        raise InputError("4-bit weights are known for llm: workloads only", "--quantize", repair)
+    if options.trains and options.optimizer in ("adamw-8bit", "paged-adamw", "paged-adamw-8bit"):
+        raise InputError("is known for llm: workloads only", f"--optimizer {options.optimizer}", repair)
+    if options.lora is not None and fixed:
+        raise InputError("an exported program takes no adapters", "--lora", "export it with them, or name the model")
 
 
 _EXAMPLES = {
@@ -308,6 +321,7 @@ def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name
 
     from foretell.workload.capture import capture_module
 
+    refuse_llm_settings(options)
     if not isinstance(module, nn.Module):
         raise InputError(f"got {type(module).__name__}, not a torch.nn.Module", repair="give a module instance")
     label = name or type(module).__name__
@@ -365,6 +379,8 @@ def _llm(name: str, options: Options) -> Graph:
         optimizer=options.optimizer,
         checkpointing=options.checkpointing,
         accumulate=options.accumulate,
+        lora=options.lora,
+        quantize=options.quantize,
     )
     return graph.renamed(f"llm:{name}")
 

@@ -26,9 +26,11 @@ from foretell.workload.llm.catalogue import catalogue, config
 from foretell.workload.llm.config import MLA, LayerGroup, LLMConfig, MoE
 from foretell.workload.llm.hf import MODEL_TYPES, from_hf_config
 from foretell.workload.llm.layers import experts_touched
-from foretell.workload.llm.optimizers import OPTIMIZERS, Optimizer
+from foretell.workload.llm.optimizers import BLOCKWISE, OPTIMIZERS, BlockwiseAdamW, Optimizer
 from foretell.workload.llm.weights import (
     Weight,
+    adapter_weights,
+    count_adapters,
     count_parameters,
     kv_cache_bytes_per_token,
     layer_weights,
@@ -37,18 +39,22 @@ from foretell.workload.llm.weights import (
 )
 
 __all__ = [
+    "BLOCKWISE",
     "MLA",
     "MODEL_TYPES",
     "OPTIMIZERS",
     "PHASES",
     "PRECISIONS",
+    "BlockwiseAdamW",
     "LLMConfig",
     "LayerGroup",
     "MoE",
     "Optimizer",
     "Weight",
+    "adapter_weights",
     "catalogue",
     "config",
+    "count_adapters",
     "count_parameters",
     "experts_touched",
     "from_hf_config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Any
 
@@ -9,9 +10,17 @@ from foretell.errors import InputError, unknown
 from foretell.graph import DTYPES, Graph
 from foretell.workload.llm.config import LayerGroup, LLMConfig
 from foretell.workload.llm.layers import Run, layer, norm, rotary_tables, within
-from foretell.workload.llm.optimizers import OPTIMIZERS, Optimizer
+from foretell.workload.llm.optimizers import BLOCKWISE, OPTIMIZERS, BlockwiseAdamW, Optimizer
 from foretell.workload.llm.recorder import Node, Recorder
-from foretell.workload.llm.weights import Weight, layer_weights, model_weights
+from foretell.workload.llm.weights import (
+    GATES,
+    Weight,
+    adapter_weights,
+    count_adapters,
+    layer_weights,
+    model_weights,
+)
+from foretell.workload.lora import QUANTIZED, LoRA
 
 PHASES: tuple[str, ...] = ("inference", "prefill", "decode", "train")
 
@@ -57,6 +66,8 @@ def graph(
     mla: str | None = None,
     logits: str | None = None,
     fused: bool = False,
+    lora: LoRA | None = None,
+    quantize: str | None = None,
 ) -> Graph:
     """One step of the transformer `config`.
 
@@ -76,6 +87,12 @@ def graph(
     ``last`` for prefill. ``fused=True`` writes norms, rotations, gates and joint projections as the single kernels
     serving engines run, instead of the eager ops of `transformers`.
 
+    `lora` freezes the model and trains adapters: kept in fp32, as peft makes them, and multiplied in the dtype of
+    matrix products, as under the autocast of a trainer. Gradients flow through all layers, down to the embeddings
+    (``enable_input_require_grads``). `quantize` (``nf4``, ``fp4``) packs the matrices of the layers, but not the head,
+    into 4 bits with doubly quantised scales: each product unpacks its matrix first, one row alone is multiplied packed.
+    Optimizers of bitsandbytes (`BLOCKWISE`) update one parameter a kernel.
+
     Attention is one op whatever its mask; a sliding layer counts `sliding_window` keys a query. Of routed experts, the
     weights read are those of the expected number of distinct experts hit (`experts_touched`). Dropout is off; the
     attention mask, ALiBi biases and softcaps inside attention add no op.
@@ -84,6 +101,7 @@ def graph(
     """
     _check(config, phase, batch, context, precision, optimizer, accumulate)
     training = phase == "train"
+    _check_adapters(config, training, lora, quantize, weight_dtype or expert_dtype)
     if seq_len is None and phase != "decode":
         raise InputError(f"seq_len is missing for phase {phase!r}", "llm graph", "say how many tokens a sequence has")
     tokens = 1 if seq_len is None else seq_len
@@ -107,11 +125,15 @@ def graph(
         cached=phase in ("prefill", "decode"), kv_dtype=_dtype(kv_dtype, compute),
         absorbed=(mla or ("absorbed" if phase == "decode" else "expanded")) == "absorbed", fused=fused,
     )
-    builder = _Builder(run, checkpointing and training, matrices, _dtype(expert_dtype, matrices))
+    builder = _Builder(run, checkpointing and training, matrices, _dtype(expert_dtype, matrices), lora, quantize)
     builder.forward(logits or ("last" if phase == "prefill" else "all"))
     if training:
         builder.backward()
-        builder.optimizer(OPTIMIZERS[optimizer], _dtype(optimizer_dtype, stored))
+        if optimizer in BLOCKWISE:
+            builder.blockwise_optimizer(BLOCKWISE[optimizer])
+        else:
+            builder.optimizer(OPTIMIZERS[optimizer], optimizer_dtype and _dtype(optimizer_dtype, stored))
+    adapters = count_adapters(run.config, lora) if lora is not None else 0
     sequences = batch * rec.rounds
     items = {"sequences": sequences, "tokens": sequences * tokens}
     if phase == "decode":
@@ -123,14 +145,15 @@ def graph(
         ops=tuple(rec.ops),
         tensors=tuple(rec.tensors),
         storages=rec.storages(),
-        parameters=config.parameters,
-        trainable_parameters=config.parameters if training else 0,
+        parameters=config.parameters + adapters,
+        trainable_parameters=0 if not training else config.parameters if lora is None else adapters,
         items=MappingProxyType(items),
         inputs=builder.inputs,
         outputs=() if training else (builder.logits,),
         provenance=MappingProxyType({
             "workload": f"llm:{config.name}", "source": config.source, "batch": str(batch), "seq_len": str(tokens),
             "context": str(context),
+            **({"pageable_bytes": str(builder.pageable_bytes)} if builder.pageable_bytes else {}),
         }),
     )
 
@@ -139,12 +162,31 @@ def _check(
     config: LLMConfig, phase: str, batch: int, context: int, precision: str, optimizer: str, accumulate: int
 ) -> None:
     for kind, name, known in (("phase", phase, PHASES), ("precision", precision, PRECISIONS),
-                              ("optimizer", optimizer, OPTIMIZERS)):
+                              ("optimizer", optimizer, (*OPTIMIZERS, *BLOCKWISE))):
         if name not in known:
             raise unknown(kind, name, known)
     for field, value, least in (("batch", batch, 1), ("context", context, 0), ("accumulate", accumulate, 1)):
         if value < least:
             raise InputError(f"{field} is {value}, want at least {least}", "llm graph")
+
+
+def _check_adapters(
+    config: LLMConfig, training: bool, lora: LoRA | None, quantize: str | None, weight_dtype: str | None
+) -> None:
+    where = f"llm config {config.name!r}"
+    if lora is not None and not training:
+        raise InputError("adapters apply to training only", where, "ask for phase 'train', or leave lora out")
+    if quantize is None:
+        return
+    if quantize not in QUANTIZED:
+        raise unknown("quantization", quantize, QUANTIZED)
+    if config.moe is not None:
+        raise InputError(f"{quantize} of routed experts is not known here", where,
+                         "leave quantize out: libraries differ in whether experts are quantised")
+    if weight_dtype is not None:
+        raise InputError("quantize and weight_dtype both say how weights are kept", where, "give one of the two")
+    if training and lora is None:
+        raise InputError(f"{quantize} weights cannot be trained", where, "train adapters beside them: lora='rank=16'")
 
 
 class _Segment:
@@ -164,12 +206,16 @@ class _Segment:
 class _Builder:
     """Writes the step: forward, then backward over the segments in reverse, then the optimizer."""
 
-    def __init__(self, run: Run, checkpointing: bool, matrices: str, experts: str) -> None:
+    def __init__(self, run: Run, checkpointing: bool, matrices: str, experts: str, lora: LoRA | None,
+                 quantize: str | None) -> None:
         self.run = run
         self.rec = run.rec
         self.checkpointing = checkpointing
         self.matrices = matrices
         self.experts = experts
+        self.lora = lora
+        self.quantize = quantize
+        self.pageable_bytes = 0  # of the optimizer's state: in unified memory
         self.segments: list[_Segment] = []
         self.inputs: tuple[int, ...] = ()
         self.logits = -1
@@ -178,11 +224,17 @@ class _Builder:
         rec, result = self.rec, {}
         for weight in weights:
             dtype = None
-            if quantize and weight.kind == "experts" and len(weight.shape) == 3:
+            if weight.kind == "adapter":
+                dtype = "float32"  # peft: autocast_adapter_dtype
+            elif quantize and self.quantize and weight.kind == "matrix" and weight.name not in GATES:
+                result[weight.name] = rec.packed_parameter(weight.shape)
+                continue
+            elif quantize and weight.kind == "experts" and len(weight.shape) == 3:
                 dtype = self.experts
             elif quantize and weight.kind == "matrix" and weight.name not in ("mlp.gate.weight",):
                 dtype = self.matrices
-            result[weight.name] = rec.parameter(weight.shape, dtype)
+            trained = self.lora is None or weight.kind == "adapter"
+            result[weight.name] = rec.parameter(weight.shape, dtype, trained)
         return result
 
     def forward(self, logits: str) -> None:
@@ -191,13 +243,16 @@ class _Builder:
         ids = rec.new((run.batch, run.tokens), "int64", "input")
         self.inputs = (ids,)
         x = self._embed(ids, outer)
+        adapters = {} if self.lora is None else adapter_weights(c, self.lora)
+        if adapters:
+            rec.require_gradient(x)
         if c.positions == "rope":
             rotary = c.mla.rope_head_dim if c.mla is not None else c.rotary_dim or c.head_dim
             rotary_tables(run, rotary, rec.dtype(x))
         self.segments.append(_Segment("", 1, rec.take_tape(), ids, x))
         for group in c.groups:
             with rec.group(group.name, group.layers):
-                weights = self._parameters(layer_weights(c, group), quantize=True)
+                weights = self._parameters((*layer_weights(c, group), *adapters.get(group.name, ())), quantize=True)
                 entering = x
                 if self.checkpointing:
                     with rec.untaped():
@@ -300,8 +355,8 @@ class _Builder:
                 else:
                     rec.backward(segment.nodes, grads)
 
-    def optimizer(self, optimizer: Optimizer, dtype: str) -> None:
-        """The optimizer's step, each op over the parameters of all layers."""
+    def optimizer(self, optimizer: Optimizer, dtype: str | None) -> None:
+        """The optimizer's step, each op over the parameters of all layers; state in their dtype unless `dtype`."""
         rec = self.rec
         rec.phase = "optimizer"
         parameters = list(rec.gradients)
@@ -310,7 +365,7 @@ class _Builder:
             "G": [rec.whole(rec.gradients[p], rec.parameter_layers[p]) for p in parameters],
         }
         for letter in optimizer.state:
-            groups[letter] = [rec.new(rec.shape(p), dtype, "optimizer") for p in groups["P"]]
+            groups[letter] = [rec.new(rec.shape(p), dtype or rec.dtype(p), "optimizer") for p in groups["P"]]
         with rec.at("optimizer"):
             for name, read, written in optimizer.steps:
                 inputs = [value for letter in read for value in groups[letter]]
@@ -324,3 +379,18 @@ class _Builder:
                 results = rec.emit(name, inputs, outputs, times=1)
                 if written not in groups and len(written) == 1:
                     groups[written] = list(results)
+
+    def blockwise_optimizer(self, optimizer: BlockwiseAdamW) -> None:
+        """The step of an optimizer with a kernel for each parameter of each layer."""
+        rec = self.rec
+        rec.phase = "optimizer"
+        with rec.at("optimizer"):
+            for parameter, grad in rec.gradients.items():
+                layers, elements = rec.parameter_layers[parameter], math.prod(rec.shape(parameter))
+                specs = optimizer.state(elements)
+                states = [rec.new((count,), dtype, "optimizer", layers) for count, dtype in specs]
+                if optimizer.pages(elements):
+                    self.pageable_bytes += layers * sum(rec.tensors[state].nbytes for state in states[:2])
+                name = f"foretell.adamw_step.{optimizer.bits}bit"
+                rec.emit(name, (parameter, grad, *states),
+                         [rec.written(value) for value in (parameter, *states)], times=layers)

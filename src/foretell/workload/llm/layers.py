@@ -77,8 +77,7 @@ def _fused_rms_norm(rec: Recorder, x: int, weight: int) -> int:
 
     def backward(g: Gradients) -> Gradients:
         assert g[0] is not None
-        return rec.emit("aten._fused_rms_norm_backward.default", (g[0], x, rstd, weight),
-                        ((shape, dtype), (rec.shape(weight), rec.dtype(weight))))
+        return _norm_backward(rec, "aten._fused_rms_norm_backward.default", (g[0], x, rstd), (weight,))
 
     rec.node((x, weight), (out,), backward)
     return out
@@ -93,11 +92,20 @@ def _layer_norm(rec: Recorder, x: int, weight: int, bias: int | None) -> int:
 
     def backward(g: Gradients) -> Gradients:
         assert g[0] is not None
-        results = [(shape, dtype), *((rec.shape(w), rec.dtype(w)) for w in affine)]
-        return rec.emit("aten.native_layer_norm_backward.default", (g[0], x, mean, rstd, *affine), results)
+        return _norm_backward(rec, "aten.native_layer_norm_backward.default", (g[0], x, mean, rstd), affine)
 
     rec.node((x, *affine), (out,), backward)
     return out
+
+
+def _norm_backward(rec: Recorder, name: str, operands: tuple[int, ...], affine: tuple[int, ...]) -> Gradients:
+    """Gradients of a norm's input (`operands`: that of its output, its input, its statistics) and, where they are
+    trained, of its weights."""
+    trained = [weight for weight in affine if rec.requires_gradient(weight)]
+    like = (operands[1], *trained)
+    grads = rec.emit(name, (*operands, *affine), [(rec.shape(value), rec.dtype(value)) for value in like])
+    of_weight = dict(zip(trained, grads[1:], strict=True))
+    return grads[0], *(of_weight.get(weight) for weight in affine)
 
 
 def activation(run: Run, x: int) -> int:
@@ -295,7 +303,7 @@ def _absorbed(
     width = rank + m.rope_head_dim
     with rec.at("kv_b_proj"):
         weight = w["kv_b_proj.weight"]
-        if rec.dtype(weight) == rec.param_dtype:  # not quantized
+        if rec.dtype(weight) == rec.param_dtype or weight in rec.packed:  # the rest are kept as `weight_dtype` says
             weight = rec.half(weight)
         up_key = rec.narrowed(weight, (h, m.nope_head_dim, rank))
         up_value = rec.narrowed(weight, (h, rank, m.v_head_dim))
@@ -315,9 +323,19 @@ def _absorbed(
 
 
 def linear(run: Run, x: int, weights: Weights, name: str, fp32: bool = False) -> int:
-    """The linear layer `name`, with its bias if it has one."""
-    with run.rec.at(name):
-        return run.rec.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), fp32)
+    """The linear layer `name`, with its bias and its low-rank adapter if it has them."""
+    rec, weight = run.rec, weights[f"{name}.weight"]
+    with rec.at(name):
+        result = rec.linear(x, weight, weights.get(f"{name}.bias"), fp32)
+        if f"{name}.lora_A.weight" not in weights:
+            return result
+        if weight in rec.packed:  # peft takes no chances with what bitsandbytes returns
+            result = rec.unary("aten.clone.default", result, lambda g: g)
+        with rec.at("lora_A"):
+            low = rec.linear(x, weights[f"{name}.lora_A.weight"])
+        with rec.at("lora_B"):
+            update = rec.linear(low, weights[f"{name}.lora_B.weight"])
+        return rec.add(result, rec.scale(update))
 
 
 def mlp(run: Run, x: int, w: Weights) -> int:

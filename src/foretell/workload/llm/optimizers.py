@@ -1,11 +1,13 @@
-"""Optimizer steps as the multi-tensor ops PyTorch runs on a GPU, each over all parameters at once.
+"""Optimizer steps: the multi-tensor ops PyTorch runs on a GPU, and the kernels of bitsandbytes.
 
-A step is (op, what it reads, what it writes): P parameters, G gradients, M and V state kept between steps, D and E
-temporaries. These are the ops a capture of the same optimizer records, step counters left out.
+A step of PyTorch's is (op, what it reads, what it writes), each over all parameters at once: P parameters, G gradients,
+M and V state kept between steps, D and E temporaries. These are the ops a capture of the same optimizer records, step
+counters left out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -59,4 +61,34 @@ OPTIMIZERS: dict[str, Optimizer] = {
         ("aten._foreach_add_.List", "PM", "P"),
     )),
     "sgd-plain": Optimizer("", (("aten._foreach_add_.List", "PG", "P"),)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockwiseAdamW:
+    """AdamW of bitsandbytes: one kernel a parameter, two states in fp32 or (`bits` 8) a byte a value.
+
+    Bytes share an fp32 scale for each 256 values, and parameters of fewer than 4096 values keep fp32 states. `paged`
+    states are allocated in CUDA's unified memory, from 100,000 values on: the driver may move them to the host
+    (``bitsandbytes/optim/optimizer.py``: `init_state`, `get_state_buffer`).
+    """
+
+    bits: int
+    paged: bool
+
+    def state(self, elements: int) -> tuple[tuple[int, str], ...]:
+        """(elements, dtype) of each state tensor of a parameter."""
+        if self.bits == 32 or elements < 4096:
+            return ((elements, "float32"),) * 2
+        return ((elements, "uint8"),) * 2 + ((math.ceil(elements / 256), "float32"),) * 2
+
+    def pages(self, elements: int) -> bool:
+        """Whether the states of a parameter, not their scales, lie in unified memory."""
+        return self.paged and elements >= 100_000
+
+
+BLOCKWISE: dict[str, BlockwiseAdamW] = {
+    "adamw-8bit": BlockwiseAdamW(8, paged=False),
+    "paged-adamw": BlockwiseAdamW(32, paged=True),
+    "paged-adamw-8bit": BlockwiseAdamW(8, paged=True),
 }

@@ -21,6 +21,7 @@ from typing import Any
 
 from foretell.graph import Op, Storage, Tensor, dtype_bytes, make_op
 from foretell.graph.op import NO_ATTRS
+from foretell.workload.lora import SCALES_PER_SCALE, VALUES_PER_SCALE, packed_bytes, scale_bytes
 
 Shape = tuple[int, ...]
 Gradients = Sequence["int | None"]
@@ -74,6 +75,7 @@ class Recorder:
         self.tape: list[Node] | None = [] if training else None
         self.gradients: dict[int, int] = {}  # parameter → its gradient
         self.parameter_layers: dict[int, int] = {}  # parameter → layers that have one like it
+        self.packed: dict[int, Shape] = {}  # parameter of 4-bit weights → the matrix it stands for
         self._blocks: list[_Block] = []
         self._live: set[int] = set()  # values that need a gradient
         self._casts: dict[tuple[int, str], int] = {}  # autocast's cache of weights in half precision
@@ -103,12 +105,18 @@ class Recorder:
         self.tensors.append(Tensor(shape, dtype, block, strides))
         return len(self.tensors) - 1
 
-    def parameter(self, shape: Shape, dtype: str | None = None) -> int:
-        """A weight of every layer of the group."""
+    def parameter(self, shape: Shape, dtype: str | None = None, trained: bool = True) -> int:
+        """A weight of every layer of the group; one that is not `trained` gets no gradient."""
         value = self.new(shape, dtype or self.param_dtype, "parameter")
         self.parameter_layers[value] = self.layers
-        if self.training:
+        if self.training and trained:
             self._live.add(value)
+        return value
+
+    def packed_parameter(self, shape: Shape) -> int:
+        """A matrix (out, in) in 4 bits with its scales, as one run of bytes; it is never trained."""
+        value = self.parameter((packed_bytes(math.prod(shape)),), "uint8", trained=False)
+        self.packed[value] = shape
         return value
 
     def alias(self, value: int, shape: Shape) -> int:
@@ -198,8 +206,12 @@ class Recorder:
         return self.op("aten.cat.default", whole, (shape, self.dtype(whole[0])))
 
     def require_gradient(self, value: int) -> None:
-        """Let gradients reach this value: the result of a checkpointed layer."""
+        """Let gradients reach this value: the result of a checkpointed layer, or of frozen embeddings."""
         self._live.add(value)
+
+    def requires_gradient(self, value: int) -> bool:
+        """Whether this value needs a gradient."""
+        return value in self._live
 
     # --- ops ----------------------------------------------------------------------------------------------------
 
@@ -455,6 +467,8 @@ class Recorder:
 
     def half(self, value: int) -> int:
         """`value` in the dtype of matrix products: what autocast inserts; weights are converted once a forward."""
+        if value in self.packed:
+            return self.dequantized(value)
         if value not in self.parameter_layers or self.dtype(value) == self.compute_dtype:
             return self.cast(value, self.compute_dtype)
         key = (value, self.phase)
@@ -464,12 +478,43 @@ class Recorder:
                 self._blocks[self.tensors[self._casts[key]].storage].pinned = True
         return self._casts[key]
 
+    def dequantized(self, weight: int) -> int:
+        """4-bit weights unpacked for one product: the scales first, then the matrix (out, in), as bitsandbytes does."""
+        shape = self.packed[weight]
+        elements = math.prod(shape)
+        scales = (math.ceil(elements / VALUES_PER_SCALE),)
+        groups = (math.ceil(scales[0] / SCALES_PER_SCALE),)
+        block = self.tensors[weight].storage
+        bytewise, wide = self._tensor(scales, "uint8", block), self._tensor(groups, "float32", block)
+        unpacked = self.op("foretell.dequantize.scales", (bytewise, wide), (scales, "float32"))
+        unpacked = self.op("aten.add_.Tensor", (unpacked,), self.written(unpacked))
+        values = self._tensor((math.ceil(elements / 2),), "uint8", block)
+        return self.op("foretell.dequantize.weights", (values, unpacked), (shape, self.compute_dtype))
+
+    def _packed_product(self, x: int, weight: int, bias: int | None) -> int:
+        """One row times 4-bit weights in a kernel that unpacks them on the way."""
+        shape = self.packed[weight]
+        *lead, inner = self.shape(x)
+        x = self.alias(self.half(x), (1, inner))
+        matrix = self._transposed(self._tensor(shape, "int4", self.tensors[weight].storage))
+        result = self.emit("aten.mm.default", (x, matrix), (((1, shape[0]), self.compute_dtype),),
+                           read_less=-scale_bytes(math.prod(shape)))[0]
+        if bias is not None:
+            result = self.like("aten.add_.Tensor", result, self.half(bias))
+        return self.alias(result, (*lead, shape[0]))
+
     def linear(self, x: int, weight: int, bias: int | None = None, fp32: bool = False) -> int:
         """x (…, in) times weight (out, in) transposed, plus bias (out)."""
         *lead, inner = self.shape(x)
-        rows, outer = math.prod(lead), self.shape(weight)[0]
+        rows = math.prod(lead)
+        packed = weight if weight in self.packed else None
+        if packed is not None:
+            if rows == 1 and not self.training:
+                return self._packed_product(x, weight, bias)
+            weight = self.dequantized(packed)
+        outer = self.shape(weight)[0]
         stored = self.dtype(weight)
-        quantized = weight in self.parameter_layers and stored != self.param_dtype and not fp32
+        quantized = weight in self.parameter_layers and stored != self.param_dtype and not (fp32 or self.training)
         if fp32:
             x, weight = self.cast(x, "float32"), self.cast(weight, "float32")
             bias = None if bias is None else self.cast(bias, "float32")
@@ -492,10 +537,12 @@ class Recorder:
             assert grad is not None
             into = None
             if x in self._live:
-                into = self.op("aten.mm.default", (grad, weight), ((rows, inner), dtype))
-            by_weight = self.op("aten.mm.default", (self._transposed(grad), x), ((outer, inner), dtype))
-            by_bias = None
-            if bias is not None:
+                matrix = weight if packed is None else self.dequantized(packed)
+                into = self.op("aten.mm.default", (grad, matrix), ((rows, inner), dtype))
+            by_weight = by_bias = None
+            if weight in self._live:
+                by_weight = self.op("aten.mm.default", (self._transposed(grad), x), ((outer, inner), dtype))
+            if bias is not None and bias in self._live:
                 by_bias = self.op("aten.sum.dim_IntList", (grad,), ((outer,), dtype))
             return (into, by_weight) if bias is None else (into, by_weight, by_bias)
 
@@ -539,8 +586,10 @@ class Recorder:
             if x in self._live:
                 into = self.emit("foretell.grouped_mm.default", (grad, part(False)), (((rows, inner), dtype),),
                                  read_less=surplus)[0]
-            by_weight = self.op("foretell.grouped_mm_weight.default", (self._transposed(grad), x),
-                                ((experts, outer, inner), dtype))
+            by_weight = None
+            if weight in self._live:
+                by_weight = self.op("foretell.grouped_mm_weight.default", (self._transposed(grad), x),
+                                    ((experts, outer, inner), dtype))
             return into, by_weight
 
         self.node((x, weight), (result,), backward)

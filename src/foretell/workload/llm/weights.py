@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from foretell.workload.llm.config import LayerGroup, LLMConfig
+from foretell.workload.lora import LoRA
 
-# "embedding" is only looked up, "matrix" multiplies every token, "experts" those routed to them, "vector" is the rest.
-WEIGHT_KINDS: tuple[str, ...] = ("embedding", "matrix", "experts", "vector")
+# "embedding" is only looked up, "matrix" multiplies every token, "experts" those routed to them, "adapter" is one of
+# the two matrices of low rank beside a frozen one, "vector" is the rest.
+WEIGHT_KINDS: tuple[str, ...] = ("embedding", "matrix", "experts", "adapter", "vector")
+# Matrices that choose among experts, or scale them: libraries neither adapt nor quantise them.
+GATES: tuple[str, ...] = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,34 @@ def _experts(c: LLMConfig) -> list[Weight]:
         if moe.shared_gate:
             weights += _linear("mlp.shared_expert_gate", c.hidden, 1, False)
     return weights
+
+
+def adapter_weights(config: LLMConfig, lora: LoRA) -> dict[str, tuple[Weight, ...]]:
+    """The adapters of one layer of each group, by the group's name: A (rank, in) and B (out, rank) of each target.
+
+    Raises UnknownNameError for a target that no group has, InputError for a rank above a matrix's own.
+    """
+    matrices = {group.name: [w for w in layer_weights(config, group) if w.kind == "matrix" and w.name not in GATES]
+                for group in config.groups}
+    layers = dict.fromkeys(w.name.removesuffix(".weight") for ws in matrices.values() for w in ws)
+    chosen = lora.choose(layers, config.name)
+    result = {}
+    for group, weights in matrices.items():
+        adapters: list[Weight] = []
+        for weight in weights:
+            layer, (outputs, inputs) = weight.name.removesuffix(".weight"), weight.shape
+            if layer in chosen:
+                lora.check(layer, outputs, inputs)
+                adapters.append(Weight(f"{layer}.lora_A.weight", (lora.rank, inputs), "adapter"))
+                adapters.append(Weight(f"{layer}.lora_B.weight", (outputs, lora.rank), "adapter"))
+        result[group] = tuple(adapters)
+    return result
+
+
+def count_adapters(config: LLMConfig, lora: LoRA) -> int:
+    """Elements of all adapters: Σ rank · (in + out)."""
+    adapters = adapter_weights(config, lora)
+    return sum(g.layers * sum(w.elements for w in adapters[g.name]) for g in config.groups)
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,91 @@
+"""Low-rank adapters in a PyTorch module, for the time of a capture: the operations peft runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from foretell.errors import InputError
+from foretell.workload.lora import ALL_LINEAR, LoRA
+
+_SCALING = 2.0  # alpha over rank: a constant, which costs the same whatever it is
+
+
+class AdapterWeight(nn.Parameter):
+    """A trained matrix of low rank, (out, in): fp32 whatever the precision of the model, as peft keeps it."""
+
+
+class Adapter(nn.Module):
+    """x (…, in) to (…, out) through an `AdapterWeight`, multiplied in the element type of x."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = AdapterWeight(torch.empty((outputs, inputs), dtype=torch.float32, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype))
+
+
+class Adapted(nn.Module):
+    """y = W x + s·B (A x): a frozen linear layer with two trained matrices (rank, in) and (out, rank) beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        device = base.weight.device
+        self.base_layer = base
+        self.lora_A = Adapter(base.in_features, rank, device)
+        self.lora_B = Adapter(rank, base.out_features, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x (…, in) to (…, out)."""
+        result: torch.Tensor = self.base_layer(x)
+        return result + self.lora_B(self.lora_A(x)) * _SCALING
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The frozen matrix: some models look at its dtype."""
+        return self.base_layer.weight
+
+
+@contextmanager
+def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
+    """`module` with adapters beside its linear layers and all else frozen; afterwards it is as it was.
+
+    Where the module can make its embeddings require a gradient, they do, as adapters below checkpointed layers need.
+    Raises InputError where it has no linear layer or one is too small, UnknownNameError for an unknown target.
+    """
+    layers = {name: m for name, m in module.named_modules() if type(m) is nn.Linear and name}
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    if ALL_LINEAR in lora.targets:
+        layers = {name: m for name, m in layers.items() if m is not head}
+    if not layers:
+        raise InputError(f"{type(module).__name__} has no linear layer to adapt", "--lora", "leave --lora out")
+    chosen = lora.choose(layers, type(module).__name__)
+    parents = dict(module.named_modules())
+    trained = [p for p in module.parameters() if p.requires_grad]
+    placed: list[tuple[nn.Module, str, nn.Module]] = []
+    hooked = False
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        for name in layers:
+            if name in chosen:
+                base = layers[name]
+                lora.check(name, base.out_features, base.in_features)
+                parent, _, child = name.rpartition(".")
+                placed.append((parents[parent], child, base))
+                setattr(parents[parent], child, Adapted(base, lora.rank))
+        if hasattr(module, "enable_input_require_grads") and hasattr(module, "get_input_embeddings"):
+            module.enable_input_require_grads()
+            hooked = True
+        yield
+    finally:
+        if hooked:
+            module.disable_input_require_grads()
+        for parent_module, child, base_module in placed:
+            setattr(parent_module, child, base_module)
+        for parameter in trained:
+            parameter.requires_grad_(True)
