@@ -232,3 +232,14 @@ def test_convolutions_on_tf32_units_are_told() -> None:
     )
     assert any("TF32" in note for note in predict(graph, on="a100-sxm4-80gb").notes)
     assert not any("TF32" in note for note in predict(graph, on="t4").notes)  # which has none
+
+
+def test_a_power_limit_below_full_clock_is_explained() -> None:
+    from foretell import capture
+    from foretell.cost import explain
+    from foretell.hardware import device
+
+    graph = capture("llm:gpt2", seq_len=64)
+    said = {name: explain(graph, device(name), 1, model="roofline") for name in ("h100-pcie", "h100-sxm")}
+    assert "350 W is 53% of what tensor cores draw" in said["h100-pcie"]
+    assert "700 W is 81% of what tensor cores draw" in said["h100-sxm"]

@@ -387,3 +387,11 @@ def test_training_what_cannot_be_trained() -> None:
         foretell.capture(mlp())
     with pytest.raises(InputError, match="not a torch"):
         foretell.capture(42, torch.ones(3))
+
+
+def test_backward_belongs_to_the_module_of_its_forward() -> None:
+    """Batch norm counts its batches and the loss makes its targets: ops without gradients of their own."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 4))
+    graph = foretell.capture(net, torch.empty(2, 3, 8, 8), train=True)
+    found = {op.name.split(".")[1]: op.module for op in graph.ops if op.phase == "backward"}
+    assert (found["convolution_backward"], found["native_batch_norm_backward"], found["mm"]) == ("0", "1", "3")

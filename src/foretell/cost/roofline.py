@@ -29,7 +29,7 @@ from foretell.cost.rates import FORMATS, bandwidth, matrix_rate, vector_rate
 from foretell.graph import DTYPES, KINDS, PHASES, OpTable, dtype_bytes
 from foretell.graph.kinds import base_name
 from foretell.hardware.device import Device
-from foretell.units import format_bytes, format_flops, format_rate, format_time
+from foretell.units import format_bytes, format_flops, format_power, format_rate, format_time
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -328,6 +328,14 @@ class Roofline:
             f"launch   = kernels · cost of one = {format_time(launch)}",
             f"           kernels        {program.kernels[row]:g}",
         ]
+        powered = power_share(device, self.calibration)
+        if powered < 1.0 and device.tdp_w:
+            lines += [
+                f"power    = {format_power(device.tdp_w)} is {powered:.0%} of what tensor cores draw at full clock: "
+                "efficiency is",
+                f"           × {powered ** self.calibration['power.compute']:.2f} for them, "
+                f"× {powered ** self.calibration['power.memory']:.2f} for traffic",
+            ]
         return lines
 
 

@@ -162,7 +162,8 @@ class Recorder(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             return self._module_of_node.get(node._sequence_nr(), "") if node is not None else ""
         if self.phase != "optimizer" and torch.is_grad_enabled():
-            self._module_of_node[torch._C._autograd._get_sequence_nr() - 1] = self.module
+            # The op's own node was made just before it; one that needs no gradient finds the node of another.
+            self._module_of_node.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.module)
         return self.module
 
     # --- dispatch -----------------------------------------------------------------------------------------------
