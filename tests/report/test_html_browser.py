@@ -147,6 +147,9 @@ def test_the_keyboard_walks_over_a_plot(show: Open) -> None:
     page.keyboard.press("ArrowLeft")
     assert page.locator("#tip").inner_text() == first
     assert page.locator("circle.mark.on").count() == 1
+    page.evaluate("scrollBy(0, 40)")
+    page.wait_for_timeout(100)
+    assert page.locator("#tip").is_visible()  # it goes along
     page.keyboard.press("Escape")
     assert page.locator("#tip").is_hidden()
     page.locator("[data-plot=memory] svg").focus()

@@ -36,9 +36,16 @@
 
   // --- what is said of the mark under the pointer, or under the keyboard's focus ---
 
-  function say(lines, x, y) {
+  let anchor = () => [0, 0]; // where on the screen the mark is; it moves when the page is scrolled
+  function say(lines, where) {
     tip.replaceChildren(html("b", {}, lines[0]), ...lines.slice(1).filter(Boolean).map((line) => html("div", {}, line)));
     tip.hidden = false;
+    anchor = where;
+    settle();
+  }
+  function settle() {
+    if (tip.hidden) return;
+    const [x, y] = anchor();
     const box = tip.getBoundingClientRect();
     const left = Math.min(Math.max(8, x + 14), Math.max(8, document.documentElement.clientWidth - box.width - 8));
     const above = y - box.height - 14;
@@ -47,7 +54,7 @@
   }
   const hush = () => { tip.hidden = true; };
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hush(); });
-  window.addEventListener("scroll", hush, { passive: true });
+  window.addEventListener("scroll", settle, { passive: true });
 
   // A drawing with marks that pointer and keyboard walk over. `marks`: {x, y, r, node, lines(), order}.
   function walk(picture, marks, options = {}) {
@@ -62,8 +69,10 @@
       if (scroll && (box.top + mark.y < 0 || box.top + mark.y > window.innerHeight)) {
         picture.scrollIntoView({ block: "nearest" });
       }
-      const now = picture.getBoundingClientRect();
-      say(mark.lines(), now.left + mark.x, now.top + mark.y);
+      say(mark.lines(), () => {
+        const now = picture.getBoundingClientRect();
+        return [now.left + mark.x, now.top + mark.y];
+      });
     };
     const nearest = (event) => {
       const box = picture.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
@@ -267,14 +276,14 @@
     for (const phase of m.phases) {
       const at = X(phase.time);
       picture.append(svg("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom }));
-      if (at - after > 80 && box.right - at > 70) { picture.append(axisText(at + 4, box.bottom - 6, "start", phase.phase, "halo")); after = at; }
+      if (at - after > 68 && box.right - at > 70) { picture.append(axisText(at + 4, box.bottom - 6, "start", phase.phase, "halo")); after = at; }
     }
     if (m.capacity && near) {
       picture.append(svg("line", { class: "capacity", x1: box.left, x2: box.right, y1: Y(m.capacity), y2: Y(m.capacity) }),
         svg("text", { x: box.left + 4, y: Y(m.capacity) - 5, class: "halo" }, `the device has ${inBytes(m.capacity)}`));
     }
     const at = X(m.time[m.peak]), over = at > width / 2;
-    const fit = Math.max(8, Math.floor((over ? at - 16 - 70 : width - at - 20) / 8) - 14), name = text(m.name[m.peak]);
+    const fit = Math.max(8, Math.floor((over ? at - 86 : width - at - 20) / 7.4) - 14), name = text(m.name[m.peak]);
     const label = `peak ${inBytes(most)}: ${name.length > fit ? `${name.slice(0, fit - 1)}…` : name}`;
     picture.append(svg("circle", { class: "peak", cx: at, cy: Y(most), r: 5 }),
       svg("text", { x: over ? at - 9 : at + 9, y: Math.max(Y(most) - 7, 14), "text-anchor": over ? "end" : "start", class: "halo" }, label));
@@ -359,10 +368,13 @@
       if (current >= 0) cells[current].node.classList.remove("on");
       current = n;
       if (n < 0) return hush();
-      const cell = cells[n], box = picture.getBoundingClientRect();
+      const cell = cells[n];
       cell.node.classList.add("on");
       layer.append(cell.node);
-      say(cell.lines(), box.left + Math.min(cell.x, cell.left + 60), box.top + cell.y - row / 2);
+      say(cell.lines(), () => {
+        const box = picture.getBoundingClientRect();
+        return [box.left + Math.min(cell.x, cell.left + 60), box.top + cell.y - row / 2];
+      });
     };
     const at = (event) => {
       const box = picture.getBoundingClientRect(), x = event.clientX - box.left, depth = Math.floor((event.clientY - box.top) / row);
