@@ -104,6 +104,30 @@ class Laid:
     notes: tuple[str, ...] = ()
 
 
+def token_bytes(layer: CacheLayer, ask: Ask, *, latent: bool = True) -> int:
+    """Bytes a token takes in one layer on one GPU: its KV heads' rows; MLA's latent, replicated, or what it becomes."""
+    keys, values = layer.key_dim, layer.value_dim
+    if layer.kind == "latent":
+        if latent:
+            return row_bytes(keys, ask.dtype)
+        keys, values = layer.expanded_key_dim, layer.expanded_value_dim
+    return ask.heads(layer) * (row_bytes(keys, ask.dtype) + row_bytes(values, ask.dtype))
+
+
+def state_part(layer: CacheLayer, ask: Ask, convolution_bytes: int = 2, matrix_bytes: int = 2) -> Part:
+    """What recurrent layers keep on one GPU, given the bytes of an element of each state."""
+    one = state_bytes(layer, ask, convolution_bytes, matrix_bytes)
+    return Part(kind_name(layer), layer.layers, 0, layer.layers * one * ask.batch)
+
+
+def state_bytes(layer: CacheLayer, ask: Ask, convolution_bytes: int = 2, matrix_bytes: int = 2) -> int:
+    """Bytes of one layer's and sequence's state on one GPU; tensor parallelism divides it among heads."""
+    assert layer.state is not None
+    share = min(ask.tensor_parallel, layer.state.heads)
+    convolution, matrix = (math.ceil(size / share) for size in (layer.state.convolution, layer.state.matrix))
+    return convolution_bytes * convolution + matrix_bytes * matrix
+
+
 Engine = Callable[[CacheShape, Ask], Laid]
 Version = Callable[[str], tuple[int, ...]]
 

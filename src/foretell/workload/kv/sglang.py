@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, row_bytes
-from foretell.workload.kv.shape import CacheLayer, CacheShape
+from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, state_part, token_bytes
+from foretell.workload.kv.shape import CacheShape
 
 _LATENT, _TWO_POOLS = (0, 3), (0, 5)
 _WINDOW_RATIO = 0.8  # ServerArgs.swa_full_tokens_ratio
@@ -33,9 +33,9 @@ def sglang(model: CacheShape, ask: Ask) -> Laid:
     parts, per_token, notes = [], 0.0, []
     for layer in model.layers:
         if layer.kind == "recurrent":
-            parts.append(Part(kind_name(layer), layer.layers, 0, layer.layers * _state_bytes(layer, ask) * ask.batch))
+            parts.append(state_part(layer, ask, matrix_bytes=4))  # `Mamba2StateDType`: the matrix in fp32
             continue
-        size = layer.layers * _token_bytes(layer, ask)
+        size = layer.layers * token_bytes(layer, ask, latent=ask.version >= _LATENT)
         share = _WINDOW_RATIO if two_pools and layer.kind != "full" else 1.0
         held = page * math.ceil(share * slots / page)
         if two_pools and layer.window is not None:  # a pool smaller than one window would serve nothing
@@ -47,19 +47,3 @@ def sglang(model: CacheShape, ask: Ask) -> Laid:
     if any(part.tokens for part in parts):
         notes.append(f"with {page} slot{'s' * (page > 1)} of padding in each pool")
     return Laid(tuple(parts), round(per_token), page, tuple(notes))
-
-
-def _token_bytes(layer: CacheLayer, ask: Ask) -> int:
-    if layer.kind == "latent" and ask.version >= _LATENT:
-        return row_bytes(layer.key_dim, ask.dtype)  # replicated on every GPU
-    keys, values = layer.key_dim, layer.value_dim
-    if layer.kind == "latent":
-        keys, values = layer.expanded_key_dim, layer.expanded_value_dim
-    return ask.heads(layer) * (row_bytes(keys, ask.dtype) + row_bytes(values, ask.dtype))
-
-
-def _state_bytes(layer: CacheLayer, ask: Ask) -> int:
-    """A bf16 convolution state and an fp32 matrix state (`Mamba2StateDType`)."""
-    assert layer.state is not None
-    share = min(ask.tensor_parallel, layer.state.heads)
-    return 2 * math.ceil(layer.state.convolution / share) + 4 * math.ceil(layer.state.matrix / share)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, row_bytes
-from foretell.workload.kv.shape import CacheLayer, CacheShape
+from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, row_bytes, token_bytes
+from foretell.workload.kv.shape import CacheShape
 
 _WINDOWED, _LATENT = (4, 56), (5, 24)
 
@@ -35,7 +35,7 @@ def transformers(model: CacheShape, ask: Ask) -> Laid:
             state = row_bytes(window, ask.dtype) + row_bytes(layer.state.matrix, ask.dtype)
             parts.append(Part(kind_name(layer), layer.layers, 0, layer.layers * math.ceil(state / share) * ask.batch))
             continue
-        size = layer.layers * _token_bytes(layer, ask)
+        size = layer.layers * token_bytes(layer, ask, latent=ask.version >= _LATENT)
         held = ask.tokens
         if layer.window is not None and ask.version >= _WINDOWED:
             held = min(held, layer.window)
@@ -43,12 +43,3 @@ def transformers(model: CacheShape, ask: Ask) -> Laid:
             per_token += size
         parts.append(Part(kind_name(layer), layer.layers, held, size * held * ask.batch))
     return Laid(tuple(parts), per_token)
-
-
-def _token_bytes(layer: CacheLayer, ask: Ask) -> int:
-    if layer.kind == "latent" and ask.version >= _LATENT:
-        return row_bytes(layer.key_dim, ask.dtype)
-    keys, values = layer.key_dim, layer.value_dim
-    if layer.kind == "latent":
-        keys, values = layer.expanded_key_dim, layer.expanded_value_dim
-    return ask.heads(layer) * (row_bytes(keys, ask.dtype) + row_bytes(values, ask.dtype))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, row_bytes
-from foretell.workload.kv.shape import CacheLayer, CacheShape
+from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, state_part, token_bytes
+from foretell.workload.kv.shape import CacheShape
 
 _SMALL_BLOCKS, _LINEAR = (1, 0), (1, 1)
 
@@ -30,9 +30,9 @@ def trtllm(model: CacheShape, ask: Ask) -> Laid:
     parts, per_token = [], 0
     for layer in model.layers:
         if layer.kind == "recurrent":
-            parts.append(Part(kind_name(layer), layer.layers, 0, layer.layers * _state_bytes(layer, ask) * ask.batch))
+            parts.append(state_part(layer, ask))  # in the model's type (`mamba_ssm_cache_dtype` auto)
             continue
-        size = layer.layers * _token_bytes(layer, ask)
+        size = layer.layers * token_bytes(layer, ask)
         blocks = math.ceil(ask.tokens / block)
         if layer.window is not None:
             blocks = min(blocks, math.ceil(layer.window / block) + (ask.version >= _LINEAR))
@@ -40,16 +40,3 @@ def trtllm(model: CacheShape, ask: Ask) -> Laid:
             per_token += size
         parts.append(Part(kind_name(layer), layer.layers, blocks * block, size * blocks * block * ask.batch))
     return Laid(tuple(parts), per_token, block)
-
-
-def _token_bytes(layer: CacheLayer, ask: Ask) -> int:
-    if layer.kind == "latent":
-        return row_bytes(layer.key_dim, ask.dtype)  # replicated on every GPU
-    return ask.heads(layer) * (row_bytes(layer.key_dim, ask.dtype) + row_bytes(layer.value_dim, ask.dtype))
-
-
-def _state_bytes(layer: CacheLayer, ask: Ask) -> int:
-    """Both states in the model's type (`mamba_ssm_cache_dtype` auto)."""
-    assert layer.state is not None
-    share = min(ask.tensor_parallel, layer.state.heads)
-    return 2 * (math.ceil(layer.state.convolution / share) + math.ceil(layer.state.matrix / share))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from foretell.errors import InputError
-from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, row_bytes
+from foretell.workload.kv.family import Ask, Laid, Part, engine, kind_name, state_bytes, state_part, token_bytes
 from foretell.workload.kv.shape import CacheLayer, CacheShape
 
 _BLOCK = 16  # CacheConfig.DEFAULT_BLOCK_SIZE
@@ -40,15 +40,12 @@ def vllm(model: CacheShape, ask: Ask) -> Laid:
     latent = any(layer.kind == "latent" for layer in specs)
     block = ask.block or (_MLA_BLOCK if latent else _BLOCK)
     if not attention:
-        states = tuple(
-            Part(kind_name(layer), layer.layers, 0, layer.layers * _state_bytes(layer, ask) * ask.batch)
-            for layer in recurrent
-        )
+        states = tuple(state_part(layer, ask) for layer in recurrent)
         return Laid(states, 0, 1, ("a state a sequence, nothing a token",))
 
-    token = max(_token_bytes(layer, ask) for layer in attention)
+    token = max(token_bytes(layer, ask) for layer in attention)
     if recurrent:
-        state = max(_state_bytes(layer, ask) for layer in recurrent)
+        state = max(state_bytes(layer, ask) for layer in recurrent)
         if state > block * token:
             block = _BLOCK * math.ceil(state / (_BLOCK * token))
             notes.append(f"pages of {block} tokens, so that a recurrent state fits one")
@@ -69,13 +66,13 @@ def vllm(model: CacheShape, ask: Ask) -> Laid:
         if layer.kind == "recurrent":
             parts.append(Part(kind_name(layer), layer.layers, 0, slots * page * ask.batch))
             continue
-        held = block * (token // _token_bytes(layer, ask))  # tokens of a page of this layer
+        held = block * (token // token_bytes(layer, ask))  # tokens of a page of this layer
         windowed = len(specs) == 1 or ask.version >= _WINDOWED
         if not windowed:
             held = block
-        elif token % _token_bytes(layer, ask):
+        elif token % token_bytes(layer, ask):
             raise InputError(
-                f"tokens of {token} and {_token_bytes(layer, ask)} bytes cannot share pages", model.name,
+                f"tokens of {token} and {token_bytes(layer, ask)} bytes cannot share pages", model.name,
                 "vLLM refuses this model with this cache format; take another format",
             )
         pages = math.ceil(ask.tokens / held)
@@ -96,16 +93,3 @@ def _expanded(layer: CacheLayer, ask: Ask) -> CacheLayer:
         return layer
     width = 256 if ask.version < (0, 7) else layer.expanded_key_dim
     return CacheLayer(layer.layers, "full", layer.kv_heads, width, width)
-
-
-def _token_bytes(layer: CacheLayer, ask: Ask) -> int:
-    if layer.kind == "latent":
-        return row_bytes(layer.key_dim, ask.dtype)  # replicated on every GPU
-    return ask.heads(layer) * (row_bytes(layer.key_dim, ask.dtype) + row_bytes(layer.value_dim, ask.dtype))
-
-
-def _state_bytes(layer: CacheLayer, ask: Ask) -> int:
-    """The state in the model's type (``mamba_cache_dtype`` and ``mamba_ssm_cache_dtype`` auto)."""
-    assert layer.state is not None
-    share = min(ask.tensor_parallel, layer.state.heads)
-    return 2 * (math.ceil(layer.state.convolution / share) + math.ceil(layer.state.matrix / share))
