@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install test demo lint types layers format clean
+.PHONY: install browser test demo lint types layers format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -14,6 +14,11 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	touch $@
 
 install: $(VENV)/.installed
+
+# Tests of the HTML report and the local page skip without a browser; CI, which runs as root, installs one.
+browser:
+	@command -v chromium > /dev/null || test "$$CI" != true || \
+		{ apt-get update -qq && apt-get install -y -qq chromium; } > /dev/null || echo 'no chromium: browser tests will skip'
 
 demo: $(VENV)/.installed
 	$(BIN)/foretell predict timm:resnet50 --on a100-sxm4-80gb --batch 64
@@ -27,7 +32,7 @@ types: $(VENV)/.installed
 layers: $(VENV)/.installed
 	$(BIN)/lint-imports
 
-test: lint types layers
+test: browser lint types layers
 	$(BIN)/python -m pytest
 
 format: $(VENV)/.installed
