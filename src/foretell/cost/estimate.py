@@ -42,6 +42,8 @@ class Memory:
     `allocated_bytes` ≤ `reserved_bytes` ≤ `peak_bytes`: live tensors at their peak, what the caching allocator holds
     for them, and that plus the framework's own. `peak_op` is the index of the op running at the peak (-1: before
     the first). `timeline_bytes` is the allocated bytes while each op runs (None where lifetimes are unknown).
+    `pageable_bytes` of the peak lie in CUDA's unified memory (a paged optimizer's state): they move to the host as far
+    as there is no room for them.
     """
 
     peak_bytes: int
@@ -51,11 +53,18 @@ class Memory:
     peak_op: int
     capacity_bytes: int | None
     timeline_bytes: Floats | None = None
+    pageable_bytes: int = 0
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits the device; None where its capacity is unknown."""
-        return None if self.capacity_bytes is None else self.peak_bytes <= self.capacity_bytes
+        """Whether what must stay on the device fits it; None where its capacity is unknown."""
+        return None if self.capacity_bytes is None else self.peak_bytes - self.pageable_bytes <= self.capacity_bytes
+
+    @property
+    def paged_out_bytes(self) -> int:
+        """What must be on the host at the peak for the step to fit."""
+        over = 0 if self.capacity_bytes is None else self.peak_bytes - self.capacity_bytes
+        return min(max(over, 0), self.pageable_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class Estimate:
                 "peak_op": memory.peak_op,
                 "capacity_bytes": memory.capacity_bytes,
                 "fits": memory.fits,
+                "pageable_bytes": memory.pageable_bytes,
             },
             "energy_j": self.energy_j,
             "power_w": self.power_w,

@@ -410,15 +410,17 @@ def peak_memory(
     may try for some milliseconds are not counted.
 
     Where the capacity would be exceeded only by what the allocator holds on to, the figure is that after it has given
-    its cache back, as it would; where the step does not fit at all, the figure is what it would take.
+    its cache back, as it would; where the step does not fit at all, the figure is what it would take. A paged
+    optimizer's state counts in full; whether the step fits is decided without it (`Memory.pageable_bytes`).
     Raises UnknownNameError for an unknown framework.
     """
     context = framework_bytes(device, framework)
     steps, result = _replayed(graph, device, expandable_segments, cudnn_benchmark)
-    capacity = device.memory_bytes
-    tight_fit = capacity is not None and result.peak_allocated_bytes + context <= capacity
-    if capacity is not None and tight_fit and result.peak_reserved_bytes + context > capacity:
-        tight = replay(steps.events, capacity_bytes=capacity - context, expandable_segments=expandable_segments)
+    pageable = _pageable_bytes(graph)
+    room = None if device.memory_bytes is None else device.memory_bytes + pageable
+    tight_fit = room is not None and result.peak_allocated_bytes + context <= room
+    if room is not None and tight_fit and result.peak_reserved_bytes + context > room:
+        tight = replay(steps.events, capacity_bytes=room - context, expandable_segments=expandable_segments)
         if tight.out_of_memory is None:
             result = tight
     allocated = result.allocated_bytes
@@ -435,9 +437,17 @@ def peak_memory(
         allocated_bytes=int(allocated[at]) if at >= 0 else 0,
         breakdown=frozen(parts),
         peak_op=steps.op[at] if at >= steps.last else -1,
-        capacity_bytes=capacity,
+        capacity_bytes=device.memory_bytes,
         timeline_bytes=_timeline(steps, allocated, len(graph.ops)),
+        pageable_bytes=min(pageable, parts["optimizer"]),
     )
+
+
+def _pageable_bytes(graph: Graph) -> int:
+    """Optimizer state in unified memory: no more than there is, whatever a file says."""
+    text = graph.provenance.get("pageable_bytes", "")
+    state = sum(storage.nbytes for storage in graph.storages if storage.role == "optimizer")
+    return min(int(text), state) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def _live_parts(storages: tuple[Storage, ...], events: list[tuple[int, int]]) -> dict[str, int]:

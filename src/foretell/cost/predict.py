@@ -14,6 +14,7 @@ from foretell.cost.model import AUTO, OpTimes, Settings, Step, default_model, mo
 from foretell.cost.program import Program, lower
 from foretell.graph import Graph
 from foretell.hardware.device import Device
+from foretell.units import format_bytes, format_time
 
 # What a step's time leaves out whatever the graph.
 _LEFT_OUT = ("data loading", "host-device input copies")
@@ -103,6 +104,9 @@ def estimate(
         wider = float(np.log(_PER_UNKNOWN) * np.sqrt(len(unknown)))
         low, high = float(np.exp(-np.hypot(np.log(low), wider))), float(np.exp(np.hypot(np.log(high), wider)))
         notes = (*notes, f"{', '.join(unknown)} of {device.name} unknown: the interval is wider for it")
+    memory = _memory(graph, device) if memory is None else memory
+    if memory.pageable_bytes:
+        notes = (*notes, _paging(memory, device))
     op_time = limit + launch
     energy = None if power is None else energy_of(power, activity, settled, op_time)
     ideal = float((times.ideal_s * repeat).sum())
@@ -122,7 +126,7 @@ def estimate(
         macs=graph.macs(),
         parameters=graph.parameters,
         mfu=min(1.0, ideal / time_s) if ideal > 0 else None,  # min: rounding
-        memory=_memory(graph, device) if memory is None else memory,
+        memory=memory,
         energy_j=None if energy is None else float(energy.sum()),
         cost_usd=None if device.price_usd_per_h is None else device.price_usd_per_h * time_s / 3600.0,
         ops=OpEstimates(
@@ -154,6 +158,20 @@ def _memory(graph: Graph, device: Device) -> Memory:
     from foretell.cost.memory import peak_memory
 
     return peak_memory(graph, device)
+
+
+def _paging(memory: Memory, device: Device) -> str:
+    """What of a paged optimizer's state moves to the host, and how long that takes."""
+    text = f"{format_bytes(memory.pageable_bytes)} of optimizer state can move to the host"
+    moved = memory.paged_out_bytes
+    if not moved or not memory.fits:
+        return text
+    text += f"; {format_bytes(moved)} must for the step to fit, "
+    link = device.link("pcie")
+    bandwidth = None if link is None else link.total_bandwidth_bytes_per_s
+    if not bandwidth:
+        return text + "which takes time not counted: the host link is unknown"
+    return text + f"which takes at least {format_time(2 * moved / bandwidth)} a step there and back, not counted"
 
 
 def dearest_modules(paths: list[str], times_s: list[float]) -> tuple[tuple[str, float], ...]:

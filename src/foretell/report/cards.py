@@ -139,7 +139,8 @@ def _memory(estimate: Estimate, largest_batch: int | None) -> list[RenderableTyp
         lines.append(Text(f"{peak}; the device's capacity is unknown, so whether it fits is too"))
     else:
         used = memory.peak_bytes / memory.capacity_bytes
-        verdict = Text("fits", style="green") if memory.fits else Text("DOES NOT FIT", style="bold red")
+        fits = "fits by paging" if memory.paged_out_bytes else "fits"
+        verdict = Text(fits, style="green") if memory.fits else Text("DOES NOT FIT", style="bold red")
         grid = Table.grid(padding=(0, 2))
         grid.add_column(no_wrap=True)
         add_row(

@@ -39,6 +39,10 @@ def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3)
         how.append(f"{options.context:,} tokens cached")
     if options.trains:
         how.append(options.optimizer)
+    if options.lora is not None:
+        how.append(f"LoRA rank {options.lora.rank} on {', '.join(options.lora.targets)}")
+    if options.quantize is not None:
+        how.append(options.quantize)
     if options.accumulate > 1:
         how.append(f"{options.accumulate} micro-batches")
     if options.checkpointing:

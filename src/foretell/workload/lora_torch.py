@@ -57,14 +57,15 @@ def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
     Where the module can make its embeddings require a gradient, they do, as adapters below checkpointed layers need.
     Raises InputError where it has no linear layer or one is too small, UnknownNameError for an unknown target.
     """
-    layers = {name: m for name, m in module.named_modules() if type(m) is nn.Linear and name}
+    modules = dict(module.named_modules(remove_duplicate=False))  # a shared layer stays shared
+    layers = {name: m for name, m in modules.items() if type(m) is nn.Linear and name}
     head = getattr(module, "get_output_embeddings", lambda: None)()
     if ALL_LINEAR in lora.targets:
         layers = {name: m for name, m in layers.items() if m is not head}
     if not layers:
         raise InputError(f"{type(module).__name__} has no linear layer to adapt", "--lora", "leave --lora out")
     chosen = lora.choose(layers, type(module).__name__)
-    parents = dict(module.named_modules())
+    adapters: dict[nn.Module, Adapted] = {}
     trained = [p for p in module.parameters() if p.requires_grad]
     placed: list[tuple[nn.Module, str, nn.Module]] = []
     hooked = False
@@ -75,9 +76,11 @@ def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
             if name in chosen:
                 base = layers[name]
                 lora.check(name, base.out_features, base.in_features)
+                if base not in adapters:
+                    adapters[base] = Adapted(base, lora.rank)
                 parent, _, child = name.rpartition(".")
-                placed.append((parents[parent], child, base))
-                setattr(parents[parent], child, Adapted(base, lora.rank))
+                placed.append((modules[parent], child, base))
+                setattr(modules[parent], child, adapters[base])
         if hasattr(module, "enable_input_require_grads") and hasattr(module, "get_input_embeddings"):
             module.enable_input_require_grads()
             hooked = True
