@@ -12,12 +12,14 @@ from foretell.errors import unknown
 __all__ = ["SCHEMAS", "json_text", "keys_table", "schema"]
 
 SCHEMAS: tuple[str, ...] = (
+    "foretell.advice/1",
     "foretell.checkpoint/1",
     "foretell.comparison/1",
     "foretell.estimate/1",
     "foretell.graph/1",
     "foretell.kv/1",
     "foretell.occupancy/1",
+    "foretell.shapes/1",
 )
 
 

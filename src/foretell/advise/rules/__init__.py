@@ -1,0 +1,1 @@
+"""The rules, one file each; `foretell.advise.family` finds them. None imports another."""
