@@ -147,6 +147,32 @@ def test_the_largest_batch_fits_and_the_next_does_not(run: Run, workload: str) -
     assert not document(largest + 1)["memory"]["fits"]
 
 
+@pytest.mark.parametrize("given", [(), ("--input", "input=8x3x32x32"), ("--batch", 3)])
+def test_the_largest_batch_of_a_users_own_module(run: Run, model: str, given: tuple[Any, ...]) -> None:
+    def document(*options: Any) -> Any:
+        return loaded(run("predict", model, "--on", "t4", "--json", *options))
+
+    largest = document("--largest-batch", *given)["largest_batch"]
+    assert largest < 1 << 20
+    assert document("--batch", largest)["memory"]["fits"]
+    assert not document("--batch", largest + 1)["memory"]["fits"]
+
+
+def test_the_largest_batch_of_inputs_that_show_none(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(
+        "import torch\n\ndef make():\n    return torch.nn.EmbeddingBag(7, 5), torch.zeros(12, dtype=torch.int64), "
+        "torch.zeros(4, dtype=torch.int64)\n"
+    )
+    result = run("predict", f"py:{path}:make", "--on", "t4", "--largest-batch")
+    assert result.exit_code == 2
+    assert "do not show what the batch is" in result.stderr
+    given = ("--input", "input=12:int64", "--input", "offsets=4:int64")
+    result = run("predict", f"py:{path}:make", "--on", "t4", "--largest-batch", *given)
+    assert result.exit_code == 2
+    assert "--largest-batch: inputs of several first dimensions show no batch" in result.stderr
+
+
 def test_a_graph_in_a_file_has_one_batch(run: Run, model: str, tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     printed(run("capture", model, "--out", path))

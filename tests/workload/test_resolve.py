@@ -148,8 +148,55 @@ def user_file(tmp_path: Path) -> Path:
 def test_a_users_factory(user_file: Path) -> None:
     assert foretell.capture(f"py:{user_file}:make").macs() == 4 * 3 * 5
     assert foretell.capture(f"py:{user_file}:loads").macs() == 4 * 3 * 5
-    assert foretell.capture(f"py:{user_file}:alone", inputs="x=7x3:float32").macs() == 7 * 3 * 5
+    assert foretell.capture(f"py:{user_file}:alone", inputs="input=7x3:float32").macs() == 7 * 3 * 5
     assert foretell.capture(f"py:{user_file}:make", train=True).mode == "train"
+
+
+def test_another_batch_replaces_that_of_the_examples(user_file: Path) -> None:
+    make = f"py:{user_file}:make"
+    assert foretell.capture(make, batch=32).macs() == 32 * 3 * 5
+    assert foretell.capture(make, batch=1).batch == 1  # 1 is said, though it is also the default
+    assert foretell.capture(make, batch=32).items == {"samples": 32}
+    layer = torch.nn.Linear(3, 5)
+    assert foretell.capture(layer, torch.ones(4, 3), batch=9).macs() == 9 * 3 * 5
+    assert foretell.capture(layer, torch.ones(4, 3)).macs() == 4 * 3 * 5
+    assert foretell.capture(layer, torch.ones(4, 3), batch=4).macs() == 4 * 3 * 5
+
+
+def test_a_batch_that_the_examples_do_not_show_is_refused() -> None:
+    bilinear = torch.nn.Bilinear(3, 3, 5)
+    assert foretell.capture(bilinear, torch.ones(4, 3), torch.ones(4, 3), batch=6).batch == 6
+    table = torch.nn.EmbeddingBag(7, 5)
+    words, offsets = torch.ones(12, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"inputs of 12, 4 do not show what the batch is; leave --batch out"):
+        foretell.capture(table, words, offsets, batch=6)
+
+
+def test_a_batch_beside_an_input_of_another_is_refused(user_file: Path) -> None:
+    for batch in (1, 32):
+        with pytest.raises(InputError, match=f"--batch {batch} contradicts an input of 8; leave --batch out"):
+            foretell.capture(f"py:{user_file}:alone", inputs="0=8x3", batch=batch)
+    assert foretell.capture(f"py:{user_file}:alone", inputs="0=8x3", batch=8).batch == 8
+
+
+def test_inputs_go_by_real_names_and_positions(user_file: Path) -> None:
+    alone = f"py:{user_file}:alone"
+    with pytest.raises(UnknownNameError, match="unknown input 'inptu'; did you mean 'input'"):
+        foretell.capture(alone, inputs="inptu=7x3")
+    with pytest.raises(UnknownNameError, match="unknown input 'y'; known: input"):
+        foretell.capture(alone, inputs="y=7x3")
+    with pytest.raises(InputError, match="inputs 1: positions count from 0"):
+        foretell.capture(alone, inputs="1=7x3")
+
+    class Many(torch.nn.Module):
+        def forward(self, *parts: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return torch.cat(parts, 1) * scale
+
+    inputs = {str(n): (2, n + 1) for n in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)} | {"scale": (2, 1)}
+    graph = foretell.capture(Many(), inputs=inputs)
+    assert [graph.tensors[i].shape for i in graph.inputs] == [(2, n + 1) for n in range(11)] + [(2, 1)]
+    with pytest.raises(UnknownNameError, match="unknown input 'parts'"):
+        foretell.capture(Many(), inputs={"parts": (2, 3)})
 
 
 @pytest.mark.parametrize(

@@ -362,6 +362,7 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
     from foretell.cost.memory import largest_batch
     from foretell.errors import InfeasibleError, InputError
     from foretell.graph.affine import AffineFamily
+    from foretell.workload.options import InputSpec, parse_inputs
 
     if device.memory_bytes is None:
         return None
@@ -369,15 +370,22 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
     if Path(workload).is_file():
         raise InputError("a captured graph has one batch", "--largest-batch", "name the workload it was captured from")
 
+    micro_batches = settings.get("accumulate") or 1  # a step's items are those of all of them
+    inputs = None if settings.get("inputs") is None else parse_inputs(settings["inputs"])
+    if inputs is not None and len({spec.shape[:1] for spec in inputs.values()}) != 1:
+        raise InputError("inputs of several first dimensions show no batch", "--largest-batch", "leave it out")
+
     def at(batch: int) -> Graph:
-        again: Graph = foretell.capture(workload, **{**settings, "batch": batch})
+        changed: dict[str, Any] = {"batch": batch}
+        if inputs is not None:
+            changed["inputs"] = {name: InputSpec((batch, *s.shape[1:]), s.dtype) for name, s in inputs.items()}
+        again: Graph = foretell.capture(workload, **{**settings, **changed})
         return again
 
     family: Callable[[int], Graph] = at
     if not workload.startswith("llm:"):  # whose graphs cost next to nothing
         with contextlib.suppress(InputError):  # it does other things at other batches: look at each
-            line = AffineFamily(graph, at(2 * (settings.get("batch") or 1)))
-            micro_batches = settings.get("accumulate") or 1  # a step's items are those of all of them
+            line = AffineFamily(graph, at(2 * max(1, graph.batch // micro_batches)))
 
             def family(batch: int) -> Graph:
                 return line(batch * micro_batches)

@@ -76,6 +76,7 @@ def write_report(
     recapture = recapture_of(workload, captured, graph)
     by_name = {estimate.device: estimate for estimate in estimates}
     program: Program = how["program"]
+    own = graph.batch // (captured.get("accumulate") or 1) if workload.startswith("py:") else 1  # of its examples
     found = {
         device.name: variations(
             graph,
@@ -84,7 +85,7 @@ def write_report(
             program=program,
             how=how,
             recapture=recapture,
-            batch=captured.get("batch") or 1,
+            batch=captured.get("batch") or own,
         )
         for device in devices
     }

@@ -40,7 +40,7 @@ Input = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=SHAPE:DTYPE",
-        help="An input, e.g. x=8x3x224x224:float32; repeatable.",
+        help="An input of forward, by its name or position: x=8x3x224x224:float32, 0=8x3x224x224.",
         rich_help_panel=SHAPES,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import InputError, unknown
@@ -44,6 +44,7 @@ class Options:
     ``context`` is the number of tokens cached before a decode step. ``optimizer`` applies to training:
     ``sgd`` has momentum 0.9, ``sgd-plain`` none. ``accumulate`` is micro-batches of `batch` per optimiser step.
     ``lora`` trains low-rank adapters instead of the model; ``quantize`` (llm: only) keeps its matrices in 4 bits.
+    ``batch_given`` says that the caller named the batch: inputs of another one then contradict it.
     """
 
     phase: str = "inference"
@@ -59,6 +60,7 @@ class Options:
     layout: str = "nchw"
     lora: LoRA | None = None
     quantize: str | None = None
+    batch_given: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -99,12 +101,12 @@ class Options:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for cache keys and reports."""
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "batch_given"}
 
 
 def options(*, train: bool = False, inputs: Any = None, **settings: Any) -> Options:
     """`Options` from a user's keywords: ``train=True`` means ``phase="train"``; unknown keywords list near names."""
-    known = (*(field.name for field in dataclasses.fields(Options)), "train")
+    known = (*(field.name for field in dataclasses.fields(Options) if field.name != "batch_given"), "train")
     for name in settings:
         if name not in known:
             raise unknown("option", name, known)
@@ -116,7 +118,8 @@ def options(*, train: bool = False, inputs: Any = None, **settings: Any) -> Opti
         settings["inputs"] = parse_inputs(inputs)
     if settings.get("lora") is not None:
         settings["lora"] = parse_lora(settings["lora"])
-    made = Options(**{name: value for name, value in settings.items() if value is not None})
+    given = {name: value for name, value in settings.items() if value is not None}
+    made = Options(**given, batch_given="batch" in given)
     if settings.get("optimizer") is not None and not made.trains:
         raise InputError(f"optimizer {made.optimizer} applies to training only", repair="add --train (train=True)")
     return made

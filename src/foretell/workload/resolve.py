@@ -249,7 +249,7 @@ def _capture_images(
 def given_inputs(module: nn.Module, inputs: Mapping[str, InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The user's ``--input`` as positional and keyword arguments of the module's forward.
 
-    A single input may have any name, and numbers are positions; else the names are forward's own.
+    Numbers are positions, from 0; else the names are forward's own.
     """
     from foretell.workload.capture import example_tensor
 
@@ -258,22 +258,52 @@ def given_inputs(module: nn.Module, inputs: Mapping[str, InputSpec]) -> tuple[tu
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(module.forward).parameters
     except ValueError:  # a scripted module
         parameters = {}
-    if all(name in parameters for name in tensors):
-        return (), tensors
-    if len(tensors) == 1 or all(name.isdigit() for name in tensors):
-        return tuple(tensors[name] for name in sorted(tensors)), {}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return (), tensors
-    raise unknown("input", next(name for name in tensors if name not in parameters), parameters)
+    positions = sorted((name for name in tensors if name.isdigit()), key=int)
+    if [int(name) for name in positions] != list(range(len(positions))):
+        said = ", ".join(positions)
+        raise InputError(f"inputs {said}: positions count from 0 without gaps", "--input", "write e.g. 0=8x3x224x224")
+    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in tensors:
+        if name not in names and name not in positions and not anything:
+            raise unknown("input", name, names or ["0"])
+    return tuple(tensors[n] for n in positions), {n: tensor for n, tensor in tensors.items() if n not in positions}
 
 
 def given_batch(options: Options) -> int:
     """The batch of the user's ``--input``: its first dimension. Another ``--batch`` beside it is refused."""
     shape = next(iter((options.inputs or {}).values())).shape
     batch = shape[0] if shape else 1
-    if options.batch not in (1, batch):
+    if options.batch != batch and (options.batch_given or options.batch != 1):
         raise InputError(f"--batch {options.batch} contradicts an input of {batch}", repair="leave --batch out")
     return max(1, batch)
+
+
+def _of_batch(examples: tuple[Any, ...], kwargs: dict[str, Any], batch: int, label: str) -> tuple[Any, Any]:
+    """Example inputs of another batch: the first dimension of every tensor, where that is one and the same."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves((examples, kwargs)) if isinstance(leaf, torch.Tensor)]
+    first = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if first == {batch}:
+        return examples, kwargs
+    if len(first) != 1 or None in first:
+        shapes = ", ".join("x".join(map(str, tensor.shape)) or "a scalar" for tensor in tensors)
+        raise InputError(
+            f"{label}: example inputs of {shapes or 'no tensor'} do not show what the batch is",
+            f"--batch {batch}",
+            "leave --batch out, or give every input with --input",
+        )
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        format_ = torch.contiguous_format
+        if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+            format_ = torch.channels_last
+        shape = (batch, *tensor.shape[1:])
+        return torch.empty(shape, dtype=tensor.dtype, device="meta", memory_format=format_)
+
+    return pytree.tree_map_only(torch.Tensor, other, (examples, kwargs))  # type: ignore[no-any-return]
 
 
 # --- the user's own ---------------------------------------------------------------------------------------------
@@ -339,11 +369,14 @@ def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name
         kwargs, examples = dict(examples[-1]), examples[:-1]
     if options.inputs:
         examples, kwargs = given_inputs(module, options.inputs)
+        given_batch(options)
     if not examples and not kwargs:
         raise InputError(
             f"{label}: no example inputs",
-            repair="return (module, example) from the factory, or give --input x=8x3x224x224:float32",
+            repair="return (module, example) from the factory, or give --input 0=8x3x224x224:float32",
         )
+    if not options.inputs and (options.batch_given or options.batch != 1):
+        examples, kwargs = _of_batch(examples, kwargs, options.batch, label)
     return capture_module(module, examples, kwargs, options=options, name=label)
 
 

@@ -121,11 +121,9 @@ def _inputs(graph_: Any, scope: dict[str, Value], options: Options, where: str) 
 
 
 def _given(declared: dict[str, Any], options: Options) -> dict[str, InputSpec]:
-    """``--input`` by the file's own names; numbers are positions, and a single input may have any name."""
+    """``--input`` by the file's own names; numbers are positions."""
     given = dict(options.inputs or {})
     names = list(declared)
-    if len(given) == 1 and len(names) == 1 and next(iter(given)) not in declared:
-        return {names[0]: next(iter(given.values()))}
     found = {}
     for name, spec in given.items():
         if name in declared:

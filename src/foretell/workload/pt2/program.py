@@ -258,9 +258,7 @@ def _from_inputs(
 ) -> None:
     inputs = dict(options.inputs or {})
     names = list(stated)
-    if len(inputs) == 1 and len(names) == 1 and next(iter(inputs)) not in names:
-        inputs = {names[0]: next(iter(inputs.values()))}  # a single input may have any name
-    elif inputs and all(name.isdigit() for name in inputs):
+    if inputs and all(name.isdigit() for name in inputs):
         if any(int(name) >= len(names) for name in inputs):
             raise InputError(f"takes {len(names)} inputs, 0 to {len(names) - 1}", where, "name one of them")
         inputs = {names[int(name)]: spec for name, spec in inputs.items()}
