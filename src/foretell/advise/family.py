@@ -1,4 +1,4 @@
-"""The family of rules: one signature, one registry, one file each in `foretell.advise.rules`."""
+"""The family of rules: one signature, one registry, one file each in `foretell.advise.checks`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rule(name: str, *, asks: str, source: str) -> Callable[[Check], Check]:
 
 @cache
 def _discover() -> None:
-    package = importlib.import_module("foretell.advise.rules")
+    package = importlib.import_module("foretell.advise.checks")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 
