@@ -128,6 +128,12 @@ def test_explain_lists_the_dearest_then_explains_one(run: Run, model: str) -> No
     assert "t4" in text
 
 
+def test_a_device_named_twice_is_refused(run: Run) -> None:
+    result = run("predict", "llm:gpt2", "--seq-len", 128, "--on", "t4,l4,t4")
+    assert result.exit_code == 2
+    assert "--on t4,l4,t4: a device is given twice; give each once" in result.stderr
+
+
 def test_several_devices_give_a_list(run: Run) -> None:
     written = loaded(run("predict", "llm:gpt2", "--seq-len", 128, "--on", "t4,l4", "--json"))
     assert [document["device"] for document in written] == ["t4", "l4"]

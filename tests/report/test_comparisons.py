@@ -60,6 +60,37 @@ def test_the_table_holds_80_columns_whole(estimate: Make, memory: MakeMemory, pr
     assert "rtx-pro-6000-max-q" in text
 
 
+def test_several_models_are_not_called_one(estimate: Make, printed: Printed) -> None:
+    trio = [estimate(), *(estimate(device=name, model="learned") for name in ("t4", "l4"))]
+    text = printed(comparison(trio))
+    assert text.splitlines()[1] == "fp32 · eager · mixed models"
+    assert "a100-sxm4-80gb: roofline model; the rest: learned model" in text
+    assert "the rest" not in printed(comparison(trio[1:]))
+
+
+def test_a_row_that_does_not_fit_says_so_beside_the_largest_batch(
+    estimate: Make, memory: MakeMemory, printed: Printed
+) -> None:
+    batches = {"a100-sxm4-80gb": 900, "rtx-pro-6000-max-q": None, "gtx-1080-ti": 59}
+    text = printed(comparison(three(estimate, memory), largest_batches=batches), 120)
+    table = rows(text)
+    assert "900" in table["a100-sxm4-80gb"]
+    assert "no, ≤ 59" in table["gtx-1080-ti"]
+    assert "no: the one asked for does not" in text
+    none = printed(comparison(three(estimate, memory), largest_batches=batches | {"gtx-1080-ti": 0}), 120)
+    assert "no batch" in rows(none)["gtx-1080-ti"]
+    assert "no:" not in printed(comparison(three(estimate, memory)[:2], largest_batches=batches), 120)
+
+
+def test_long_names_lose_their_middle_and_stay_apart(estimate: Make, printed: Printed) -> None:
+    names = ("rtx-pro-6000-workstation", "rtx-pro-6000-server", "a100-sxm4-80gb")
+    text = printed(comparison([estimate(device=name, time_interval_s=(0.9, 11.6)) for name in names]), 60)
+    shown = [line.split()[0] for line in text.splitlines()[4:7]]
+    assert shown == ["rtx-pro…tation", "rtx-pro…server", "a100-sxm4-80gb"]
+    twins = printed(comparison([estimate(device=f"accelerator-{n}-of-the-same-name") for n in (1, 2)]), 60)
+    assert len({line.split()[0] for line in twins.splitlines()[4:6]}) == 2
+
+
 def test_question_marks_are_explained_where_there_are_any(estimate: Make, memory: MakeMemory, printed: Printed) -> None:
     assert "? is unknown" in printed(comparison(three(estimate, memory)))
     assert "?" not in printed(comparison([estimate(), estimate(device="t4")]))

@@ -314,7 +314,10 @@ def _devices(names: str) -> list[Device]:
     wanted = [name.strip() for name in names.split(",")]
     if not all(wanted):
         raise InputError(f"{names!r} has an empty name", "--on", "write e.g. --on t4,a100-sxm4-80gb")
-    return [device(name) for name in wanted]
+    found = [device(name) for name in wanted]
+    if len({one.name for one in found}) < len(found):
+        raise InputError("a device is given twice", f"--on {names[:80]}", "give each once")
+    return found
 
 
 def check_model(runtime: str, model: str) -> None:

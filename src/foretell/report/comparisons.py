@@ -10,7 +10,7 @@ from rich.text import Text
 
 from foretell.cost.estimate import Estimate
 from foretell.errors import unknown
-from foretell.report.text import Flow, add_row, interval, not_counted_text, rate, share
+from foretell.report.text import Flow, add_row, interval, middle, not_counted_text, rate, share
 from foretell.units import format_bytes, format_energy, format_money, format_time
 
 __all__ = ["SORT_KEYS", "comparison", "sorted_estimates"]
@@ -56,15 +56,17 @@ def comparison(
     `largest_batches`, the largest batch that fits by device, takes the place of whether this one does.
     """
     first = estimates[0]
+    by_model = _models(estimates)
     lines: list[RenderableType] = [
         Text(f"{first.workload} · {first.mode}", style="bold"),
-        Flow(*settings, first.precision, first.runtime, f"{first.model} model"),
+        Flow(*settings, first.precision, first.runtime, "mixed models" if by_model else f"{first.model} model"),
         Text(""),
         _Rows(estimates, largest_batches or {}),
     ]
     # What holds for every device is said once, the rest with its device.
+    notes = [Text(by_model)] if by_model else []
     shared = [note for note in first.notes if all(note in e.notes for e in estimates)]
-    notes = [Text(note) for note in shared]
+    notes += [Text(note) for note in shared]
     notes += [Text(f"{e.device}: {note}") for e in estimates for note in e.notes if note not in shared]
     left_out: dict[str, int] = {}
     for estimate in estimates:
@@ -76,9 +78,20 @@ def comparison(
     return Group(*lines)
 
 
+def _models(estimates: Sequence[Estimate]) -> str:
+    """Which devices each model predicted, the one of most devices last; empty where one did all."""
+    devices: dict[str, list[str]] = {}
+    for estimate in estimates:
+        devices.setdefault(estimate.model, []).append(estimate.device)
+    if len(devices) < 2:
+        return ""
+    *fewer, (most, _) = sorted(devices.items(), key=lambda item: len(item[1]))
+    return "; ".join([f"{', '.join(names)}: {model} model" for model, names in fewer] + [f"the rest: {most} model"])
+
+
 # What goes first where not every column fits, and the room the device's name keeps.
 _DISPENSABLE = ("80 % range", "energy", "MFU")
-_LEAST_DEVICE = 10
+_LEAST_DEVICE = 14
 
 
 class _Rows:
@@ -94,12 +107,16 @@ class _Rows:
         columns = self._columns(noun, number)
         width = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
         device = width.pop("device")
+        names = columns["device"]
         room = min(device, _LEAST_DEVICE)
+        while len({middle(name, room) for name in names}) < len(set(names)):  # a row is told from the others
+            room += 1
         for name in _DISPENSABLE:  # numbers are never cut: where they do not all fit, columns go
             if room + sum(w + gap for w in width.values()) <= options.max_width:
                 break
             width.pop(name)
         room = max(room, min(device, options.max_width - sum(w + gap for w in width.values())))
+        columns["device"] = [middle(name, room) for name in names]
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
         table.add_column("device", no_wrap=True, width=room)
         for name in width:
@@ -112,6 +129,8 @@ class _Rows:
         units = f"time and energy are of one step, cost of a million {noun}"
         if self.batches:
             units += "; fits ≤ is the largest batch that fits"
+            if any(e.memory.fits is False for e in self.estimates):
+                units += ", no: the one asked for does not"
         yield Text(units + ("; ? is unknown" if self._gaps() else ""), style="dim")
 
     def _columns(self, noun: str, number: int) -> dict[str, list[str]]:
@@ -125,7 +144,7 @@ class _Rows:
             f"{noun}/s": [rate(e.throughput_per_s) for e in estimates],
             "memory": [format_bytes(e.memory.peak_bytes) for e in estimates],
             "fits ≤" if self.batches else "fits": [
-                word[e.memory.fits] if batch is None else f"{batch:,}"
+                word[e.memory.fits] if batch is None else f"{batch:,}" if e.memory.fits else _too_large(batch)
                 for e, batch in zip(estimates, batches, strict=True)
             ],
             "MFU": ["?" if e.mfu is None else share(e.mfu) for e in estimates],
@@ -135,3 +154,7 @@ class _Rows:
 
     def _gaps(self) -> bool:
         return any(None in (e.mfu, e.energy_j, e.cost_usd, e.memory.fits) for e in self.estimates)
+
+
+def _too_large(most: int) -> str:
+    return f"no, ≤ {most:,}" if most else "no batch"

@@ -198,6 +198,18 @@ def tail(path: str, width: int) -> str:
     return path if len(path) <= width else "…" + path[len(path) - max(0, width - 1) :]
 
 
+def middle(name: str, width: int) -> str:
+    """At most `width` cells of a name; its middle gives way, as devices of a family differ at their ends.
+
+    >>> middle("rtx-pro-6000-workstation", 12)
+    'rtx-pr…ation'
+    """
+    if len(name) <= width:
+        return name
+    end = max(0, width - 1) // 2
+    return name[: max(0, width - 1 - end)] + "…" + name[len(name) - end :]
+
+
 def not_counted_text(not_counted: Mapping[str, int]) -> str:
     """One sentence of what a figure leaves out: ops without a rule (with how often they run), then the rest by name."""
     ops = [f"{name} ×{times}" for name, times in not_counted.items() if times > 0]
