@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"# ([\w.-]+\.\w+)\n")
+_FILE = re.compile(r"# ((?:\w+/)?[\w.-]+\.\w+)\n")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     catalogue = import_module("foretell.hardware.catalogue")
     monkeypatch.chdir(tmp_path)
+    Path("pyproject.toml").write_text("[project]\nname = 'a-checkout'\n")  # examples are tried in one
     for block in blocks(page):
         named = _FILE.match(block.text)
         if named and block.language in ("python", "toml"):
+            Path(named[1]).parent.mkdir(exist_ok=True)
             Path(named[1]).write_text(block.text, encoding="utf-8")
         if block.language == "python":
             exec(compile(block.text, block.where, "exec"), {"__name__": "__main__"})

@@ -128,6 +128,24 @@ def test_explain_lists_the_dearest_then_explains_one(run: Run, model: str) -> No
     assert "t4" in text
 
 
+def test_a_decode_step_says_how_many_tokens_it_takes_to_be_cached(run: Run, tmp_path: Path) -> None:
+    assert "1,023 tokens cached" in printed(run("predict", "llm:gpt2", "--on", "t4", "--phase", "decode"))
+    text = printed(run("predict", "llm:gpt2", "--on", "t4", "--phase", "decode", "--context", 77))
+    assert text.count("77 tokens cached") == 1
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 99}')
+    text = printed(run("predict", f"hf:{config}", "--on", "t4", "--phase", "decode", "--seq-len", 55))
+    assert "55 tokens cached" in text
+    assert "tokens cached" not in printed(run("predict", "llm:gpt2", "--on", "t4", "--phase", "prefill"))
+
+
+@pytest.mark.parametrize(("device", "known"), [("t4", True), ("mi300x", False), ("tpu-v5e", False)])
+def test_nvidia_smi_is_for_nvidia(run: Run, device: str, known: bool) -> None:
+    text = printed(run("predict", "llm:gpt2", "--on", device, "--seq-len", 64))
+    assert ("nvidia-smi" in text) == known
+    assert "cuDNN" not in printed(run("predict", "torchvision:resnet18", "--on", "mi300x"))
+
+
 def test_a_device_named_twice_is_refused(run: Run) -> None:
     result = run("predict", "llm:gpt2", "--seq-len", 128, "--on", "t4,l4,t4")
     assert result.exit_code == 2

@@ -273,6 +273,17 @@ def test_add_devices(tmp_path, monkeypatch):
     assert device("mine").vendor == "Me"
 
 
+def test_a_file_of_another_kind_in_the_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue_module, "_added", ())
+    write(tmp_path, "mine")
+    write(tmp_path, "pyproject", "[project]\nname = 'x'\n")
+    with pytest.raises(InputError, match=r"pyproject\.toml: describes no device.*use a folder that holds device files"):
+        add_devices(tmp_path)
+    (tmp_path / "pyproject.toml").rename(tmp_path / "My Settings.toml")
+    with pytest.raises(InputError, match="single dashes; use a folder that holds device files only"):
+        add_devices(tmp_path)
+
+
 def test_a_bad_folder_adds_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue_module, "_added", ())
     write(tmp_path, "mine", "title = 3")

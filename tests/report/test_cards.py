@@ -41,6 +41,15 @@ def test_every_figure_is_on_the_card(estimate: Make, printed: Printed) -> None:
     assert text.rstrip().endswith("a100-sxm4-80gb · roofline model")
 
 
+def test_nvidia_smi_is_named_only_where_the_framework_is_known(
+    estimate: Make, memory: MakeMemory, printed: Printed
+) -> None:
+    text = printed(card(estimate(memory=memory(peak_bytes=5 * GIB, breakdown={"parameters": 5 * GIB}))))
+    assert line(text, "allocated") == "allocated 4 GiB · reserved 5 GiB"
+    assert "what the framework itself holds there is not known" in text
+    assert "framework itself" not in printed(card(estimate()))
+
+
 def test_five_dearest_modules_with_their_shares(estimate: Make, printed: Printed) -> None:
     text = printed(card(estimate()))
     assert line(text, "Dearest").startswith("Dearest layer1.0.conv1")

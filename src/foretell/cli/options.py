@@ -52,7 +52,12 @@ Phase = Annotated[
 ]
 Context = Annotated[
     int | None,
-    typer.Option("--context", metavar="N", help="Tokens cached before a decode step.", rich_help_panel=SHAPES),
+    typer.Option(
+        "--context",
+        metavar="N",
+        help="Tokens cached before a decode step (--seq-len, else up to 2,048).",
+        rich_help_panel=SHAPES,
+    ),
 ]
 
 Train = Annotated[bool, typer.Option("--train", help="A training step: --phase train.", rich_help_panel=_TRAINING)]

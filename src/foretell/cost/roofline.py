@@ -360,7 +360,7 @@ def _peaks(table: OpTable, device: Device, settings: Settings) -> tuple[Floats, 
                 if rate.note:
                     notes[rate.note] = None
                 elif tf32 and not settings.matmul_tf32 and number_format == "fp32" and rate.unit == "tensor":
-                    notes["fp32 convolutions run on TF32 units, as PyTorch lets cuDNN by default"] = None
+                    notes["fp32 convolutions run on TF32 units, as PyTorch lets them by default"] = None
     others = ~matrix & (table.macs > 0)
     if others.any():
         peak[others] = vector_rate(device).flops_per_s

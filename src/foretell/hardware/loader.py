@@ -180,6 +180,9 @@ class Reader:
                 raise InputError(f"source {key!r} is used by no number", self.where("sources"), "remove or use it")
 
 
+_FOLDER = "use a folder that holds device files only"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a data file of this room; see `foretell.documents.read_toml`."""
     return documents.read_toml(path, "TOML file")
@@ -188,7 +191,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def slug_of(path: Path) -> str:
     """A device's or node's name: the file name without ``.toml``, lower-case words joined by dashes."""
     if not _SLUG.fullmatch(path.stem):
-        raise InputError("the file name is the device's name", str(path), "use a-z, 0-9 and single dashes")
+        repair = f"use a-z, 0-9 and single dashes; {_FOLDER}"
+        raise InputError("the file name is the device's name", str(path), repair)
     return path.stem
 
 
@@ -219,6 +223,8 @@ def load_device(path: str | Path, aliases: tuple[str, ...] = ()) -> Device:
     path = Path(path)
     reader = Reader(path, read_toml(path))
     data = reader.data
+    if not {*_REQUIRED, "peaks"} & data.keys():
+        raise InputError("describes no device: it has none of a device's keys", str(path), _FOLDER)
     reader.only(data, (*_TEXTS, "aliases", *NUMBERS, *LIMITS, "peaks", "links", "sources"))
     texts = {key: reader.text(data, key) for key in _TEXTS}
     for key in _REQUIRED:

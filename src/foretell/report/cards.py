@@ -153,13 +153,16 @@ def _memory(estimate: Estimate, largest_batch: int | None) -> list[RenderableTyp
     parts = sorted(MEMORY_PARTS, key=lambda part: -memory.breakdown.get(part, 0))
     held = {part.replace("_", " "): memory.breakdown.get(part, 0) for part in parts}
     lines.append(Flow(*(f"{part} {format_bytes(size)}" for part, size in held.items() if size)))
+    known = memory.breakdown.get("framework", 0) > 0  # as it is for NVIDIA's GPUs
     lines.append(
         Flow(
             f"allocated {format_bytes(memory.allocated_bytes)}",
             f"reserved {format_bytes(memory.reserved_bytes)}",
-            f"nvidia-smi {peak}",
+            f"nvidia-smi {peak}" if known else None,
         )
     )
+    if not known:
+        lines.append(Text("what the framework itself holds there is not known, and not counted", style="dim"))
     return lines
 
 

@@ -32,11 +32,14 @@ def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3)
     if len(graph.inputs) > limit:
         shapes.append(f"{count(len(graph.inputs) - limit, 'input')} more")
     shapes += [note for note in graph.provenance.get("sizes", "").split(", ") if note]  # of a program left open
+    context = graph.provenance.get("context", "") if graph.mode == "decode" else ""
+    if options is not None and options.context is not None:
+        context = str(options.context)
+    if context.isascii() and context.isdigit() and len(context) < 13:  # a file may hold any
+        shapes.append(f"{int(context):,} tokens cached")
     if options is None:
         return tuple(shapes)
     how = []
-    if options.context is not None:
-        how.append(f"{options.context:,} tokens cached")
     if options.trains:
         how.append(options.optimizer)
     if options.lora is not None:

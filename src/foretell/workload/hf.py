@@ -87,6 +87,7 @@ def capture_config(data: dict[str, Any], options: Options, label: str = "hf") ->
         shape = options.inputs.get("input_ids", next(iter(options.inputs.values()))).shape
         sequence = shape[1] if main == "input_ids" and len(shape) > 1 else sequence
     prepare = None
+    cached = {}
     items = {"sequences": batch * options.accumulate}
     if main == "input_ids":
         items["tokens"] = batch * options.accumulate * sequence
@@ -101,6 +102,7 @@ def capture_config(data: dict[str, Any], options: Options, label: str = "hf") ->
             kwargs["logits_to_keep"] = 1
         if options.phase == "decode":
             context = options.context if options.context is not None else sequence
+            cached = {"context": str(context)}
             kwargs["input_ids"] = example_tensor((options.batch, 1), "int64")
             items = {"tokens": options.batch}
             prepare = _prefill(context, options.batch, cache_name)
@@ -117,7 +119,7 @@ def capture_config(data: dict[str, Any], options: Options, label: str = "hf") ->
         items=items,
         keep_output=False,
         prepare=prepare,
-        provenance={"transformers": transformers.__version__, "architecture": type(model).__name__},
+        provenance={"transformers": transformers.__version__, "architecture": type(model).__name__, **cached},
     )
 
 
