@@ -147,7 +147,7 @@ def test_packed_weights_take_what_the_paper_says() -> None:
 def test_each_product_unpacks_its_matrix_and_one_row_does_not() -> None:
     half, packed = (llm.graph(QWEN, phase="prefill", seq_len=8, quantize=q) for q in (None, "nf4"))
     assert packed.flops() == half.flops()
-    unpacking = [op for op in packed.ops if op.name == "foretell.dequantize.weights"]
+    unpacking = [op for op in packed.ops if op.name == "foretell.dequantize.default"]
     matrices = [w for w in llm.layer_weights(QWEN, QWEN.groups[0]) if w.kind == "matrix"]
     assert sorted(op.bytes_written for op in unpacking) == sorted(2 * w.elements for w in matrices)
     assert sum(op.repeat for op in unpacking) == 28 * len(matrices)
@@ -164,7 +164,7 @@ def test_each_product_unpacks_its_matrix_and_one_row_does_not() -> None:
 def test_training_unpacks_in_both_directions_and_recomputation_once_more() -> None:
     def unpacked(**settings: Any) -> dict[str, int]:
         graph = train(lora=LoRA(4), quantize="nf4", **settings)
-        names = ((op.phase, op.repeat) for op in graph.ops if op.name == "foretell.dequantize.weights")
+        names = ((op.phase, op.repeat) for op in graph.ops if op.name == "foretell.dequantize.default")
         counts: dict[str, int] = {}
         for phase, repeat in names:
             counts[phase] = counts.get(phase, 0) + repeat
@@ -186,7 +186,7 @@ def test_both_formats_weigh_the_same_and_absorbed_attention_unpacks_too() -> Non
         "topk_group": 1, "n_shared_experts": 1,
     }, "latent").replace(moe=None)
     decode = llm.graph(latent, phase="decode", context=8, quantize="nf4")
-    assert [op.module for op in decode.ops if op.name == "foretell.dequantize.weights"] == [
+    assert [op.module for op in decode.ops if op.name == "foretell.dequantize.default"] == [
         "layers.self_attn.kv_b_proj"]
 
 

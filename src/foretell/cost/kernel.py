@@ -365,6 +365,10 @@ def families_of(program: Program, times: OpTimes, device: Device) -> dict[str, I
     """Which rows each family of kernels takes."""
     table = program.table
     product = np.isin(table.kind, [_CODE["matmul"], _CODE["batched_matmul"]]) & (table.macs > 0) & (table.gemm_k > 0)
+    # One row times weights of 4 bits is no product of cuBLAS's: a kernel that unpacks them on the way, and that the
+    # roofline prices by the bytes it reads.
+    whole = _ITEMSIZE[table.dtype] * table.gemm_batch * table.gemm_k * np.maximum(table.gemm_m, table.gemm_n)
+    product &= (np.minimum(table.gemm_m, table.gemm_n) > 1) | (table.bytes_read > 0.6 * whole)
     convolution_ = (table.kind == _CODE["convolution"]) & (table.macs > 0) & (table.gemm_m > 0)
     attention_ = (table.kind == _CODE["attention"]) & (table.macs > 0) & (table.gemm_m > 0)
     fp32 = table.dtype == _FLOAT32

@@ -489,7 +489,7 @@ class Recorder:
         unpacked = self.op("foretell.dequantize.scales", (bytewise, wide), (scales, "float32"))
         unpacked = self.op("aten.add_.Tensor", (unpacked,), self.written(unpacked))
         values = self._tensor((math.ceil(elements / 2),), "uint8", block)
-        return self.op("foretell.dequantize.weights", (values, unpacked), (shape, self.compute_dtype))
+        return self.op("foretell.dequantize.default", (values, unpacked), (shape, self.compute_dtype))
 
     def _packed_product(self, x: int, weight: int, bias: int | None) -> int:
         """One row times 4-bit weights in a kernel that unpacks them on the way."""
