@@ -8,10 +8,12 @@ import time
 import numpy as np
 import pytest
 
+import foretell
 import foretell.accuracy.runner as running
-from foretell.accuracy import run, score, slices, to_dict
+from foretell.accuracy import Source, run, score, slices, to_dict
+from foretell.accuracy.measured import Measured, joined
 from foretell.accuracy.programs import BATCHES, Programs, Store, at_batch, dump, load
-from foretell.cost.model import RUNTIMES, Settings
+from foretell.cost.model import RUNTIMES, Settings, models
 from foretell.cost.program import lower
 from foretell.errors import CaptureError, ForetellError, InputError
 from foretell.graph import Graph, Storage, Tensor, make_op
@@ -271,3 +273,24 @@ def test_a_source_without_readable_tables_is_named(tmp_path, content):
         (folder / "fbnet_gpu_latency_ms.csv.gz").write_bytes(content)
     with pytest.raises(InputError, match="help-nas"):
         run(["help-nas"], tmp_path, cache_dir=tmp_path / "cache")
+
+
+def test_a_limit_samples_tables_without_captures_too(tmp_path, monkeypatch):
+    parts = [lower(foretell.capture("llm:gpt2", seq_len=8 * (n + 1))) for n in range(6)]
+    program, starts = joined(parts, "eager")
+    group = np.array(["g"] * 6, dtype=object)
+    label = tuple(f"m{n}" for n in range(6))
+    seconds = np.arange(1.0, 7.0)
+    whole = Measured("x", foretell.device("t4"), Settings(), program, starts, seconds, group, "step", "f", label)
+    assert whole.sample(6) is whole
+    some = whole.sample(3)
+    assert set(whole.sample(2).label) < set(some.label)
+    at = [whole.label.index(name) for name in some.label]
+    model = models()["roofline"]
+    np.testing.assert_allclose(some.times(model), whole.times(model)[at])
+    np.testing.assert_array_equal(some.measured_s, seconds[at])
+    source = Source("mine", "mine", lambda data: [whole], "about")
+    monkeypatch.setattr(running, "sources", lambda: {"mine": source})
+    (tmp_path / "mine").mkdir()
+    (result,) = run(["mine"], tmp_path, limit=2, model="roofline").results
+    assert (result.total, result.score.n) == (2, 2)

@@ -1,12 +1,15 @@
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import foretell
-from foretell.accuracy import slices
+from foretell.accuracy import Report, TableResult, slices, sources
+from foretell.report.accuracy import accuracy_view
 
 Run = Callable[..., Any]
 
@@ -51,6 +54,39 @@ def test_an_interruption_leaves_a_partial_report(run: Run, data: Path, monkeypat
     assert result.exit_code == 130
     assert f"{NAME} (stopped)" in result.stdout
     assert "Interrupted" in result.stdout
+
+
+def test_each_slice_says_a_line_where_there_is_no_terminal(run: Run, data: Path) -> None:
+    result = run("accuracy", "--slice", NAME, "--data", data, "--json")
+    assert result.stderr == f"{NAME}: 1\n"
+
+
+def test_the_slices_that_are_there_can_be_listed(run: Run, data: Path) -> None:
+    listed = run("accuracy", "--slice", "list", "--data", data)
+    assert (listed.exit_code, listed.stdout) == (0, f"{NAME}\n")
+    absent = run("accuracy", "--slice", "timm-train-3090-amp-nchw-pt11", "--data", data)  # nearest is not there
+    assert "timm-train-3090-amp-nchw-pt112" not in absent.stderr
+    assert f"did you mean '{NAME}'?; --slice list names all that the data folder has" in absent.stderr
+    far = run("accuracy", "--slice", "zzz", "--data", data)
+    assert "unknown slice or source 'zzz'; --slice list names all" in far.stderr
+
+
+def test_without_data_the_page_that_lists_the_files_is_named(run: Run, tmp_path: Path) -> None:
+    result = run("accuracy", "--data", tmp_path / "none")
+    assert "docs/accuracy.md lists the folders and files" in result.stderr
+    page = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    for source in {entry.folder for entry in sources().values()} | {Path(f).parts[0] for f in slices()[NAME].files}:
+        assert f"| `{source}/` |" in page
+
+
+def test_reasons_are_cut_between_words(run: Run, data: Path) -> None:
+    reason = " ".join(f"word{n}" for n in range(90))
+    report = Report((TableResult("a", "t4", "eager", 1, None, {}, {reason: 1}),))
+    out = io.StringIO()
+    Console(file=out, width=400).print(accuracy_view(report))
+    (shown,) = (line for line in out.getvalue().splitlines() if "word0" in line)
+    assert shown.rstrip().endswith(" …")
+    assert shown.split()[-2] in reason.split()
 
 
 @pytest.mark.parametrize(

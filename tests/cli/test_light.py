@@ -28,6 +28,22 @@ main()
 """
 
 
+_ABSENT = _WITHOUT.replace('raise SystemExit(f"{{name}} was imported")', "raise ModuleNotFoundError(name, name=name)")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("calibrate", "--here"), ("claims", "repvgg/equivalence", "--run"), ("predict", "timm:resnet18", "--on", "t4")],
+)
+def test_what_a_core_install_lacks_is_named_with_the_extra(arguments: tuple[str, ...]) -> None:
+    code = _ABSENT.format(forbidden=("torch", "torchvision", "timm", "transformers"), arguments=arguments)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert "which does not import here" in line
+    assert "pip install 'foretell[" in line
+
+
 def run_without(forbidden: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
     code = _WITHOUT.format(forbidden=forbidden, arguments=arguments)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

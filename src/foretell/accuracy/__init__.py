@@ -6,7 +6,7 @@ True
 """
 
 from foretell.accuracy.metrics import Score, score
-from foretell.accuracy.runner import Prediction, Progress, Report, SliceResult, run
+from foretell.accuracy.runner import Prediction, Progress, Report, SliceResult, offered, run
 from foretell.accuracy.schema import to_dict
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
 from foretell.accuracy.tables import Source, TableResult, sources
@@ -22,6 +22,7 @@ __all__ = [
     "Source",
     "TableResult",
     "data_folder",
+    "offered",
     "run",
     "score",
     "slices",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +61,23 @@ class Measured:
         """Whether every measurement is of one operation."""
         return len(self.starts) == len(self.program)
 
+    def sample(self, limit: int) -> Measured:
+        """`limit` of the measurements, drawn by a hash of their places in the table, so that any limit is fair."""
+        if limit >= len(self):
+            return self
+        drawn = sorted(range(len(self)), key=lambda i: hashlib.sha256(f"{self.name} {i}".encode()).digest())[:limit]
+        kept = np.array(sorted(drawn), dtype=np.int64)
+        ends = np.append(self.starts[1:], len(self.program))
+        parts = [np.arange(self.starts[i], ends[i]) for i in kept]
+        return replace(
+            self,
+            program=_picked(self.program, np.concatenate(parts)),
+            starts=np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]]).astype(np.int64),
+            measured_s=self.measured_s[kept],
+            group=self.group[kept],
+            label=tuple(self.label[i] for i in kept) if self.label else (),
+        )
+
     def op_times(self, model: CostModel) -> OpTimes:
         """What `model` says of every operation."""
         from foretell.cost.learned import Learned
@@ -100,6 +118,14 @@ class Measured:
 
 
 _OWN = ("kernels", "issues", "group", "strided")  # columns of a program beside its table
+
+
+def _picked(program: Program, rows: Ints) -> Program:
+    """Those ops of a program, in that order."""
+    table = program.table
+    columns = {name: getattr(table, name)[rows] for name in table.__slots__}
+    own = {name: getattr(program, name)[rows] for name in _OWN}
+    return replace(Program.of(OpTable(**columns)), runtime=program.runtime, **own)
 
 
 def compact(program: Program) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +17,7 @@ from foretell.accuracy.programs import Store
 from foretell.accuracy.slices import Row, Slice, data_folder, slices
 from foretell.accuracy.tables import TableResult, judge, sources
 from foretell.cost.model import AUTO, default_model, models
-from foretell.errors import ForetellError, InputError, unknown
+from foretell.errors import ForetellError, InputError, UnknownNameError, unknown
 from foretell.hardware.device import Device
 
 
@@ -114,7 +115,8 @@ def run(
     """Predict the rows of the named slices and sources (all that are present, if None) and score them.
 
     `model` is a cost model's name, or ``auto`` for what `foretell.predict` uses on each device. `limit` takes that many
-    workloads, the same ones in every slice, chosen by a hash of their names so that any limit is a fair sample. Results
+    workloads, the same ones in every slice, chosen by a hash of their names so that any limit is a fair sample, and
+    that many measurements of a table of operators. Results
     and captures are kept under `cache_dir` (default ``$FORETELL_CACHE``, else ``~/.cache/foretell``) as they come, by
     the code and data they depend on; Ctrl-C ends the run early with a partial report. Raises UnknownNameError for a
     slice or model we do not know, InputError where a named slice's files are not in `data` or are malformed.
@@ -126,7 +128,11 @@ def run(
     else:
         for name in names:
             if name not in registry and name not in tables:
-                raise unknown("slice or source", name, (*registry, *tables))
+                error = unknown("slice or source", name, offered(folder))
+                every = "--slice list names all that the data folder has"
+                raise UnknownNameError(
+                    error.kind, name, error.near, error.known, f"{error.hint}; {every}" if error.near else every
+                )
         names_of_slices = [name for name in names if name in registry]
         wanted = [tables[name] for name in names if name in tables]
         for source in wanted:
@@ -167,12 +173,20 @@ def run(
         for source in () if interrupted else wanted:
             found = source.tables(folder)
             for done, table in enumerate(found, start=1):
+                if limit is not None:
+                    table = table.sample(limit)
                 results.append(judge(table, models()[default_model(table.device) if model == AUTO else model]))
                 if progress is not None:
                     progress(Progress(source.name, done, len(found)))
     except KeyboardInterrupt:
         interrupted = True
     return Report(tuple(results), absent if names is None else (), interrupted)
+
+
+def offered(data: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
+    """Names of the slices and sources whose files the data folder has."""
+    folder = data_folder(data)
+    return tuple(entry.name for entry in (*slices().values(), *sources().values()) if entry.present(folder))
 
 
 def _predictions(
@@ -205,7 +219,7 @@ def predict(row: Row, device: Device, runtime: str, model: str, store: Store) ->
         step = predictor.step(program, times, settings)
         low, high, _ = predictor.interval(program, times, step, device, settings)
     except ForetellError as error:
-        return Prediction(row, error=str(error).splitlines()[0][:200])
+        return Prediction(row, error=textwrap.shorten(str(error), 300, placeholder=" …"))
     return Prediction(row, programs.family, step.time_s, step.time_s * low, step.time_s * high)
 
 

@@ -95,6 +95,6 @@ def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
         raise InputError(
             "no such folder of measurements",
             str(folder),
-            "set FORETELL_DATA or pass --data DIR; it holds one folder per source, such as timm/",
+            "set FORETELL_DATA or pass --data DIR; docs/accuracy.md lists the folders and files it holds",
         )
     return folder

@@ -8,6 +8,7 @@ True
 from __future__ import annotations
 
 import csv
+import textwrap
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def judge(table: Measured, model: CostModel) -> TableResult:
     try:
         seconds, low, high = table.predict(model)
     except ForetellError as error:
-        reason = str(error).splitlines()[0][:200]
+        reason = textwrap.shorten(str(error), 300, placeholder=" …")
         failures = {reason: len(table)}
         return TableResult(name, table.device.name, table.settings.runtime, len(table), None, of, failures)
     found = score(table.measured_s.tolist(), seconds.tolist(), low.tolist(), high.tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -261,7 +261,7 @@ def claims(
 
     chosen = ledger.claims(*ids or ())
     if run:
-        with progress("Obtaining the figures anew") as update:
+        with progress("Obtaining the figures anew") as update, _libraries():
             names = [claim.id for claim in chosen if claim.run is not None]
             chosen = ledger.run(
                 *(claim.id for claim in chosen),
@@ -278,7 +278,10 @@ def accuracy(
     slices: Annotated[
         list[str] | None,
         typer.Option(
-            "--slice", metavar="NAME", help="A slice or source of measurements; repeatable (all).", show_default=False
+            "--slice",
+            metavar="NAME",
+            help="A slice or source of measurements; repeatable (all). list names them.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -286,18 +289,22 @@ def accuracy(
         typer.Option("--data", metavar="DIR", help="Folder of measurements ($FORETELL_DATA).", show_default=False),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="Only a sample of N workloads.", show_default=False)
+        int | None,
+        typer.Option("--limit", metavar="N", help="Only a sample of N workloads, or operators.", show_default=False),
     ] = None,
     model: opt.Model = "auto",
     json: opt.Json = False,
 ) -> None:
     """How well predictions agree with public measurements, slice by slice. Goes on where it was interrupted."""
     from foretell import report
-    from foretell.accuracy import run, to_dict
+    from foretell.accuracy import offered, run, to_dict
     from foretell.cli.terminal import progress, show, show_text
 
     check_model("eager", model)
-    with progress("Reading the measurements") as update:
+    if slices == ["list"]:
+        show_text("\n".join(offered(data)))
+        return
+    with progress("Reading the measurements", lines=True) as update:
         outcome = run(slices, data, model=model, limit=limit, progress=lambda p: update(p.slice, p.done, p.total))
     if json:
         show_text(report.json_text(to_dict(outcome)))
@@ -305,6 +312,20 @@ def accuracy(
         show(report.accuracy_view(outcome))
     if outcome.interrupted:
         raise typer.Exit(130)
+
+
+@contextlib.contextmanager
+def _libraries() -> Iterator[None]:
+    """Say how to install the library that a claim lacks."""
+    from foretell.errors import ForetellError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "foretell":
+            raise  # a defect of ours
+        message = f"obtaining a claim's figure needs {error.name}, which does not import here"
+        raise ForetellError(message, "pip install 'foretell[zoo]'") from error
 
 
 def _devices(names: str) -> list[Device]:

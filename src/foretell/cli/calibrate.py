@@ -64,6 +64,9 @@ def calibrate(
         if not 1.0 <= seconds <= MOST_S:
             raise InputError(f"{seconds:g} seconds", "--seconds", f"give 1 to {MOST_S:g}; 90 are enough")
 
+        from foretell.workload.resolve import need
+
+        need("torch", "torch")
         with progress("Calibrating") as update:
             found = measure(out, seconds, kind=kind, progress=update)
         show_text(

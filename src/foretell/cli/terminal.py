@@ -49,13 +49,21 @@ def show_text(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+def progress(what: str, lines: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """Show on standard error that the block is at work: only on a terminal, and only if it is slow.
 
-    A spinner with the time since; a bar from when the block calls what it is given with (what, done, total).
+    A spinner with the time since; a bar from when the block calls what it is given with (what, done, total). With
+    `lines`, what takes very long says a line for each `what` where there is no terminal.
     """
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        said: set[str] = set()
+
+        def note(what: str, done: int, total: int) -> None:
+            if lines and what not in said:
+                said.add(what)
+                print(f"{what}: {total:,}", file=sys.stderr, flush=True)
+
+        yield note
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -42,7 +43,8 @@ def accuracy_view(report: Report) -> RenderableType:
             failures[reason] = failures.get(reason, 0) + times
     if failures:
         parts += [Text(""), Text("Not predicted", style="bold")]
-        parts += [Text(f"{times:>5,}  {shorten(reason, 200)}") for reason, times in failures.items()]
+        for reason, times in failures.items():
+            parts.append(Text(f"{times:>5,}  {textwrap.shorten(reason, 300, placeholder=' …')}"))
     if report.absent:
         left = f"{count(len(report.absent), 'slice')} left out, the data folder lacks their files: "
         parts += [Text(""), Text(left + ", ".join(report.absent))]
