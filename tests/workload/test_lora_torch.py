@@ -108,8 +108,16 @@ def test_shared_layers_are_adapted_once_and_only_linear_ones_count() -> None:
         assert isinstance(tied["first"], Adapted)
         assert tied["first"] is tied["second"]
     assert tied["first"] is tied["second"] is layer
-    with pytest.raises(InputError, match="no linear layer"), adapted(torch.nn.Sequential(torch.nn.ReLU()), LoRA(2)):
+    with pytest.raises(InputError, match=r"no nn\.Linear"), adapted(torch.nn.Sequential(torch.nn.ReLU()), LoRA(2)):
         pass
+
+
+def test_attention_whose_projection_is_never_called_is_left_alone() -> None:
+    attention = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    graph = foretell.capture(attention, torch.zeros(2, 4, 16), train=True, lora="rank=2,targets=all-linear")
+    assert graph.trainable_parameters == 2 * 2 * (16 + 32)
+    with pytest.raises(UnknownNameError):
+        foretell.capture(attention, torch.zeros(2, 4, 16), train=True, lora="rank=2,targets=out_proj")
 
 
 def test_unknown_targets_and_wide_ranks_are_refused_and_nothing_changes() -> None:

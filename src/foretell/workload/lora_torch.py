@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -50,6 +51,11 @@ class Adapted(nn.Module):
         return self.base_layer.weight
 
 
+def _can_be_adapted(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Linear layers, but that inside ``nn.MultiheadAttention``: its weight is read, the layer never called."""
+    return isinstance(module, nn.Linear) and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+
+
 @contextmanager
 def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
     """`module` with adapters beside its linear layers and all else frozen; afterwards it is as it was.
@@ -58,12 +64,12 @@ def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
     Raises InputError where it has no linear layer or one is too small, UnknownNameError for an unknown target.
     """
     modules = dict(module.named_modules(remove_duplicate=False))  # a shared layer stays shared
-    layers = {name: m for name, m in modules.items() if type(m) is nn.Linear and name}
+    layers = {name: m for name, m in modules.items() if name and _can_be_adapted(m)}
     head = getattr(module, "get_output_embeddings", lambda: None)()
-    if ALL_LINEAR in lora.targets:
-        layers = {name: m for name, m in layers.items() if m is not head}
+    if ALL_LINEAR in lora.targets:  # one output or input is a gate, not a matrix
+        layers = {n: m for n, m in layers.items() if m is not head and min(m.in_features, m.out_features) > 1}
     if not layers:
-        raise InputError(f"{type(module).__name__} has no linear layer to adapt", "--lora", "leave --lora out")
+        raise InputError(f"{type(module).__name__} has no nn.Linear to adapt", "--lora", "leave --lora out")
     chosen = lora.choose(layers, type(module).__name__)
     adapters: dict[nn.Module, Adapted] = {}
     trained = [p for p in module.parameters() if p.requires_grad]

@@ -12,6 +12,7 @@ import pytest
 
 from foretell.graph import Graph
 from foretell.workload import llm
+from foretell.workload.lora import LoRA
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -178,6 +179,24 @@ def test_training_options_equal_their_capture(options: dict[str, object]) -> Non
     for phase in ("forward", "backward"):
         assert graph.flops(phase=phase) == truth.flops(phase=phase)
     assert peak(graph) == pytest.approx(peak(truth), rel=0.05)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", [*(kind for kind in KINDS if kind != "gpt2"), "phi3", "qwen2_moe"])
+def test_training_adapters_equals_its_capture(name: str, checkpointing: bool) -> None:
+    """Beside every linear layer; gpt2's are convolutions by class, which take none."""
+    options = {"phase": "train", "batch": BATCH, "seq_len": TOKENS, "precision": "bf16", "optimizer": "adamw",
+               "checkpointing": checkpointing, "lora": LoRA(4, ("all-linear",))}
+    truth = captured(name, **options)
+    graph = llm.graph(llm.from_hf_config(CONFIGS[name]), **options)
+    assert graph.parameters == truth.parameters
+    assert graph.trainable_parameters == truth.trainable_parameters
+    assert graph.parameter_bytes == truth.parameter_bytes
+    for phase in ("forward", "backward"):
+        assert graph.macs(phase=phase) == truth.macs(phase=phase)
+    assert held(graph, "gradient") == held(truth, "gradient")
+    assert held(graph, "optimizer") == pytest.approx(held(truth, "optimizer"), rel=5e-3)  # step counters
+    assert peak(graph) == pytest.approx(peak(truth), rel=0.12)
 
 
 @pytest.mark.parametrize("name", KINDS)
