@@ -31,6 +31,8 @@ _CODE = (
     "workload/capture.py",
     "workload/autocast.py",
     "workload/fused.py",
+    "workload/lora.py",
+    "workload/lora_torch.py",
     "workload/shapes.py",
     "workload/hf.py",
     "workload/resolve.py",
