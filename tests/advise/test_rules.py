@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,8 @@ from foretell.advise import Finding, advise, member, rule, rules
 from foretell.advise.bench import Bench, held, step_time_s
 from foretell.advise.edit import Edit, reshaped
 from foretell.cost import estimate
+from foretell.cost.learned import Learned
+from foretell.cost.model import models
 from foretell.errors import ForetellError, InputError, UnknownNameError
 from foretell.graph import Graph
 from foretell.hardware import device
@@ -55,7 +58,7 @@ def _small(n: Any, many: bool) -> None:
 
 # Rule → (what the net is made with, what breaks it, what obeys it).
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "attention": ({}, lambda n: n.attend(1024), lambda n: n.attend(196)),
+    "attention": ({}, lambda n: n.attend(1024), lambda n: n.attend(256, heads=96)),
     "batch_norm": ({}, lambda n: n.relu(n.norm(n.conv(n.image(64, 56), 64, 3))),
                    lambda n: n.relu(n.conv(n.image(64, 56), 64, 3))),
     "branches": ({}, lambda n: _branches(n, True), lambda n: _branches(n, False)),
@@ -150,6 +153,24 @@ def test_a_shortcut_over_an_activation_is_no_branch(net: Make) -> None:
     assert _found(n.graph(), "branches") == []
 
 
+def test_a_branch_that_others_read_stays(net: Make) -> None:
+    n = net()
+    x = n.image(64, 56)
+    y = n.conv(x, 64, 3)
+    n.add(n.norm(y), n.norm(n.conv(x, 64)))
+    n.relu(y)
+    assert _found(n.graph(), "branches") == []
+
+
+def test_the_correction_of_steps_is_held() -> None:
+    # A change must not gain from another branch of the trees that correct whole steps.
+    model = held("learned")
+    assert isinstance(model, Learned)
+    assert model.steps is None
+    assert model.operations == models()["learned"].operations
+    assert held("roofline") is models()["roofline"]
+
+
 def test_a_convolution_that_others_read_keeps_its_norm(net: Make) -> None:
     n = net()
     y = n.conv(n.image(64, 56), 64, 3)
@@ -231,3 +252,9 @@ def test_benches_are_kept_for_one_estimate(net: Make) -> None:
     first, second = estimate(graph, place), estimate(graph, place)
     assert Bench.of(graph, place, first) is Bench.of(graph, place, first)
     assert Bench.of(graph, place, second).estimate is second
+
+
+def test_the_documentation_lists_every_rule() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "advise.md").read_text(encoding="utf-8")
+    for name in rules():
+        assert f"| `{name}` | {member(name).asks} | {member(name).source} |" in page

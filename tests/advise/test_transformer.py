@@ -57,7 +57,7 @@ def test_products_are_those_of_the_layer(attention: str) -> None:
     sizes = {p.name: (p.batch, p.m, p.n, p.k, p.count) for p in found.products}
     rows, h, a = 2048, 2560, 32
     assert sizes == {
-        **{name: (1, rows, h, h, 32) for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (1, rows, h, h, 32)),
         "up_proj": (1, rows, 4 * h, h, 32),
         "down_proj": (1, rows, h, 4 * h, 32),
         "lm_head": (1, rows, GPT.vocab, h, 1),
@@ -152,3 +152,9 @@ def test_settings_are_checked() -> None:
         shapes(GPT, A100, within=0.5)
     with pytest.raises(UnknownNameError, match="bf16"):
         shapes(GPT, A100, Setting(precision="bf6"))
+
+
+def test_a_gain_too_small_to_tell_is_not_shown() -> None:
+    found = shapes(llm.config("llama-3-70b"), device("h100-sxm"), Setting(seq_len=1024), count=50)
+    assert found.tried > 10
+    assert found.better == ()

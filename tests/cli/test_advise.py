@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
 def test_architecture_of_a_users_module(run: Run, model: str) -> None:
     result = run("advise", "architecture", model, "--on", "t4", "--most", "1")
     assert result.exit_code == 0, result.output
-    assert "2 batch norms in kernels of their own" in result.stdout
+    assert "2 batch norms apart from their convolutions" in result.stdout
     assert "rule " in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 

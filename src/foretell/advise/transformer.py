@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from foretell.advise.bench import WORTH, held, step_time_s
+from foretell.advise.bench import held, step_time_s
 from foretell.advise.edit import Edit
 from foretell.cost import Estimate
 from foretell.cost import estimate as estimated
@@ -34,6 +34,8 @@ ATTENTIONS = ("fused", "products")
 
 #: Elements that sizes should be multiples of: beyond 128 bytes of 16-bit values nothing more is gained.
 ALIGNED = 64
+#: A gain below this is less than a cost model can tell shapes apart by.
+LEAST = 0.01
 _HEAD_DIMS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 _MOST_CANDIDATES = 2000
 
@@ -210,7 +212,7 @@ def shapes(
                 violations=tuple(violations(other, setting)),
             )
         )
-    better = sorted((s for s in found if s.gain > WORTH), key=lambda s: (-s.gain, len(s.changes), s.config.layers))
+    better = sorted((s for s in found if s.gain >= LEAST), key=lambda s: (-s.gain, len(s.changes), s.config.layers))
     return Shapes(
         config=config,
         setting=setting,
@@ -385,7 +387,7 @@ def nearby(config: LLMConfig, setting: Setting, within: float) -> Iterator[LLMCo
     """
     target = config.parameters
     broken = {v.size for v in violations(config, setting)}
-    seen = {tuple(getattr(config, name) for name in _SIZES)}
+    own = tuple(getattr(config, name) for name in _SIZES)
     square = config.mla is None and config.heads * config.head_dim == config.hidden
     hiddens = _around(config.hidden, ALIGNED * setting.tensor_parallel) if square else [config.hidden]
     depths = range(math.ceil(config.layers * 7 / 8), config.layers * 9 // 8 + 1) if square else ()
@@ -396,9 +398,8 @@ def nearby(config: LLMConfig, setting: Setting, within: float) -> Iterator[LLMCo
         widths = _widths(config, hidden, setting)
         for (heads, kv_heads, head_dim), width in itertools.product(_heads(config, hidden), widths):
             sizes = (depth, hidden, heads, kv_heads, head_dim, width, vocab)
-            if sizes in seen:
+            if sizes == own:
                 continue
-            seen.add(sizes)
             other = config.replace(**dict(zip(_SIZES, sizes, strict=True)))
             if abs(other.parameters / target - 1.0) > within or _unshared(other, setting):
                 continue

@@ -37,7 +37,7 @@ def check(graph: Graph, device: Device, estimate: Estimate) -> list[Finding]:
     moved = sum(graph.ops[i].bytes_read + graph.ops[i].bytes_written for i in folded)
     return bench.findings(
         NAME, folded, edit,
-        what=f"{some(len(folded), 'batch norm')} in kernels of their own",
+        what=f"{some(len(folded), 'batch norm')} apart from their convolutions",
         evidence={"batch_norms": len(folded), "bytes": moved, "time_s": bench.op_time_s(folded)},
         advice="fold each into its convolution: foretell.transform.fold_batch_norm",
     )  # fmt: skip
