@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from foretell import capture, predict
+from foretell.cost import Settings, lower, models
 from foretell.cost.calibration import load
 from foretell.cost.kernels.attention import attention
 from foretell.cost.kernels.times import KernelTimes
 from foretell.cost.rates import matrix_rate
+from foretell.graph import KINDS
 from foretell.hardware import device
 
 DEVICES = ("a100-sxm4-80gb", "h100-sxm", "l40s", "b200-sxm", "rtx-pro-6000-server", "v100-sxm2-32gb")
@@ -88,10 +91,18 @@ def test_one_long_sequence_divides_its_keys_over_the_device() -> None:
 
 def test_a_decoding_step_reads_its_cache_from_device_memory() -> None:
     """Between two uses of a layer's cache all the weights pass through L2: it is never still there."""
-    from foretell import predict
-
     l40s = device("l40s")
     ask = {"on": l40s, "phase": "decode", "precision": "bf16", "runtime": "compiled", "model": "kernel"}
     short, long = (predict("llm:llama-3.1-8b", context=context, **ask).time_s for context in (128, 16_384))
     cached = (16_384 - 128) * 131_072
     assert long - short >= cached / l40s.memory_bandwidth_bytes_per_s
+
+
+def test_rows_of_a_table_make_no_step_together() -> None:
+    """A table's rows know nothing of each other; ops of a step push each other's caches out of L2."""
+    program = lower(capture("llm:llama-3.1-8b", phase="decode", context=4096, precision="bf16"))
+    rows = np.flatnonzero(program.table.kind == KINDS.index("attention"))
+    for model in (models()["kernel"], models()["learned"]):
+        alone = model.operator_times(program, device("l40s"), Settings()).busy_s[rows]
+        together = model.op_times(program, device("l40s"), Settings()).busy_s[rows]
+        assert (together > 1.05 * alone).all()

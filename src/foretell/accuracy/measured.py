@@ -80,9 +80,10 @@ class Measured:
 
     def op_times(self, model: CostModel) -> OpTimes:
         """What `model` says of every operation."""
+        from foretell.cost.kernel import Kernel
         from foretell.cost.learned import Learned
 
-        if isinstance(model, Learned):  # looks at whole steps, so it must know where each begins
+        if isinstance(model, Kernel | Learned):  # looks at whole steps, so it must know where each begins
             if self.single:
                 return model.operator_times(self.program, self.device, self.settings)
             return model.step_times(self.program, self.device, self.settings, self.starts)

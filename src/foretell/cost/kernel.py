@@ -83,6 +83,15 @@ _STREAMING = (
 )
 
 
+def step_bytes(program: Program, starts: Ints) -> Floats:
+    """What the step of each row moves (rows,); steps begin at rows `starts`."""
+    table = program.table
+    if not len(program):
+        return np.zeros(0)
+    moved = np.add.reduceat((table.bytes_read + table.bytes_written) * table.repeat, starts)
+    return np.asarray(moved, dtype=np.float64)[np.searchsorted(starts, np.arange(len(program)), side="right") - 1]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """The kernel model. `calibration` is of whole networks, `families` of the families of kernels."""
@@ -98,13 +107,27 @@ class Kernel:
 
     def op_times(self, program: Program, device: Device, settings: Settings) -> OpTimes:
         """Times of every op. Raises InputError where the device lacks a peak or bandwidth that has no stand-in."""
+        return self.step_times(program, device, settings, np.zeros(min(1, len(program)), dtype=np.int64))
+
+    def operator_times(self, program: Program, device: Device, settings: Settings) -> OpTimes:
+        """Times of ops that make no step together, such as the rows of a table."""
         return self.corrected(program, device, settings, {})
 
+    def step_times(self, program: Program, device: Device, settings: Settings, starts: Ints) -> OpTimes:
+        """Times of the ops of several steps, which begin at rows `starts`."""
+        return self.corrected(program, device, settings, {}, step_bytes(program, starts))
+
     def corrected(
-        self, program: Program, device: Device, settings: Settings, residuals: Mapping[str, Residual]
+        self,
+        program: Program,
+        device: Device,
+        settings: Settings,
+        residuals: Mapping[str, Residual],
+        moved_bytes: Floats | None = None,
     ) -> OpTimes:
         """Times of every op, those of some families times the factors that their residuals say.
 
+        `moved_bytes` is what the step of each row moves; None: they make no step together.
         `details` then has the factor as ``op_factor``, and the ends of its interval as ``interval_low`` and ``_high``.
         """
         times = self.rest.op_times(program, device, settings)
@@ -113,7 +136,8 @@ class Kernel:
         columns = _Columns.of(times)
         for family, rows in families_of(program, times, device).items():
             if len(rows) and family in self.families:
-                columns.put(rows, *self._time(family, rows, program, times, device, residuals.get(family)))
+                moved = 0.0 if moved_bytes is None else moved_bytes[rows]
+                columns.put(rows, *self._time(family, rows, program, times, device, residuals.get(family), moved))
                 columns.launches["family"][rows] = 1.0 + _FAMILIES.index(family)
         self._depthwise(program, columns)
         self._resampling(program, columns, device)
@@ -122,15 +146,25 @@ class Kernel:
         return columns.into(times, {**factors, **self._occupancy(columns, device)})
 
     def _time(
-        self, family: str, rows: Ints, program: Program, times: OpTimes, device: Device, residual: Residual | None
+        self,
+        family: str,
+        rows: Ints,
+        program: Program,
+        times: OpTimes,
+        device: Device,
+        residual: Residual | None,
+        moved_bytes: Floats | float,
     ) -> tuple[KernelTimes, Factors]:
         """What a family says of some rows, corrected by its residual if there is one."""
         table, constants = program.table, self.families[family]
         peak = times.details["peak_flops_per_s"][rows]
         plain = (1.0, 1.0, 1.0)
         if family in ("gemm", "attention"):
-            of = Products if family == "gemm" else Attentions
-            work = of.of(program, rows, peak)
+            work: Products | Attentions
+            if family == "gemm":
+                work = Products.of(program, rows, peak)
+            else:
+                work = Attentions.of(program, rows, peak, moved_bytes)
             found = work.times(device, constants)
             if residual is None:
                 return found, plain

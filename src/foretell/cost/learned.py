@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from foretell.cost import residual
 from foretell.cost.features import FEATURES, step_features
-from foretell.cost.kernel import KERNEL, Kernel
+from foretell.cost.kernel import KERNEL, Kernel, step_bytes
 from foretell.cost.model import REGISTRY, OpTimes, Settings, Step, schedule
 from foretell.cost.program import Program
 from foretell.cost.residual import Residual
@@ -68,7 +68,7 @@ class Learned:
 
     def step_times(self, program: Program, device: Device, settings: Settings, starts: Ints) -> OpTimes:
         """Times of the ops of several steps, which begin at rows `starts`."""
-        times = self.operator_times(program, device, settings)
+        times = self.kernel.corrected(program, device, settings, self.operations, step_bytes(program, starts))
         if self.steps is None or not len(starts) or device.kind != "gpu":  # nothing else was measured
             return times
         correction = self.correction(program, times, device, settings, starts)

@@ -193,7 +193,8 @@ FEATURES = (
 class Attentions:
     """Fused attention as columns (op,), as `attention` takes them.
 
-    `step_bytes` is what the whole step moves: between two uses of a decoder's cache, all of that passes through L2.
+    `step_bytes` is what the whole step of each moves, 0 for an operation by itself: between two uses of a decoder's
+    cache, all of that passes through L2.
     """
 
     batch: Floats
@@ -205,11 +206,13 @@ class Attentions:
     kv_bytes: Floats
     causal: Bools
     backward: Bools
-    step_bytes: float = 0.0
+    step_bytes: Floats | float = 0.0
 
     @staticmethod
-    def of(program: Program, rows: Ints, peak_flops_per_s: Floats) -> Attentions:
-        """Rows of a program that are attention, given the peak of each of them.
+    def of(
+        program: Program, rows: Ints, peak_flops_per_s: Floats, step_bytes: Floats | float = 0.0
+    ) -> Attentions:
+        """Rows of a program that are attention, given the peak of each of them and what its step moves.
 
         The bytes of a cached element follow from what is read besides the queries.
         """
@@ -230,7 +233,7 @@ class Attentions:
             kv_bytes=np.where(narrow, 0.5 * size, size),
             causal=table.causal[rows],
             backward=backward,
-            step_bytes=float(np.sum((table.bytes_read + table.bytes_written) * table.repeat)),
+            step_bytes=step_bytes,
         )
 
     def times(self, device: Device, constants: Calibration) -> KernelTimes:
