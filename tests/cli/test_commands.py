@@ -10,6 +10,7 @@ import pytest
 
 import foretell
 from foretell.graph import Graph
+from foretell.hardware import devices
 from foretell.report import schema
 
 Run = Callable[..., Any]
@@ -144,6 +145,35 @@ def test_nvidia_smi_is_for_nvidia(run: Run, device: str, known: bool) -> None:
     text = printed(run("predict", "llm:gpt2", "--on", device, "--seq-len", 64))
     assert ("nvidia-smi" in text) == known
     assert "cuDNN" not in printed(run("predict", "torchvision:resnet18", "--on", "mi300x"))
+
+
+def test_a_part_of_the_catalogue(run: Run) -> None:
+    def listed(word: str) -> set[str]:
+        text = printed(run("devices", word))
+        return {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()} & {*devices()}
+
+    assert listed("hopper") == {name for name in devices() if foretell.device(name).architecture == "Hopper"}
+    assert listed("NVIDIA") == {name for name in devices() if foretell.device(name).vendor == "NVIDIA"}
+    assert listed("cpu") == {name for name in devices() if foretell.device(name).kind == "cpu"}
+    assert listed("a100") == {name for name in devices() if name.startswith("a100-")}
+    result = run("devices", "hoper")
+    assert result.exit_code == 2
+    assert "unknown device 'hoper'" in result.stderr
+    assert "a maker, an architecture or a kind" in result.stderr
+
+
+def test_explain_takes_what_predict_takes(run: Run, tmp_path: Path) -> None:
+    table, scales = tmp_path / "table.csv", tmp_path / "t4.json"
+    table.write_text("kind,m,n,k,dtype,time_s\n" + "matmul,1024,1024,1024,fp16,0.0003\n" * 8)
+    printed(run("calibrate", "--from", table, "--on", "t4", "--out", scales))
+    gpt2 = ("llm:gpt2", "--seq-len", 512, "--batch", 8, "--precision", "fp16", "--on", "t4")
+    assert "(included)" in printed(run("explain", *gpt2, "--op", 5, "--calibration", scales))
+    assert "(included)" not in printed(run("explain", *gpt2, "--op", 5))
+    slow = printed(run("explain", *gpt2, "--clock", "600MHz"))
+    assert slow != printed(run("explain", *gpt2))
+    result = run("explain", *gpt2, "--power-limit", "1W")
+    assert result.exit_code == 2
+    assert "--power-limit" in result.stderr or "power" in result.stderr
 
 
 def test_a_device_named_twice_is_refused(run: Run) -> None:

@@ -17,6 +17,7 @@ from foretell.errors import InputError, UnknownNameError
 from foretell.graph import Graph, OpTable, Storage, Tensor, make_op
 from foretell.hardware import device
 from foretell.hardware.device import Device, FrozenMap
+from foretell.units import format_time
 
 CARD = Device(
     name="card",
@@ -263,6 +264,39 @@ def test_explain_shows_the_numbers(runtime):
     shown = explain(graph, CARD, 1, runtime=runtime)
     assert "memory bound" in shown
     assert "32 MiB" in shown
+
+
+def test_explain_says_of_an_op_without_work_that_it_costs_nothing():
+    pool = [Tensor((64, 64), "float16", 0), Tensor((4096,), "float16", 0)]
+    op = make_op("aten.view.default", pool, (0,), (1,))
+    storages = (Storage(8192, "input"),)
+    graph = Graph("view", "inference", "amp", (op,), tuple(pool), storages, 0, 0, {"images": 1}, (0,), (1,))
+    text = explain(graph, CARD, 0)
+    assert "costs the device nothing: no kernel runs and no bytes move" in text
+    assert "bound" not in text
+    assert "one run" not in text
+
+
+def test_explain_cuts_no_name():
+    graph = make([("mm", 1024, 512, 256, "float16", False)])
+    graph = replace(graph, name="py:a_file_of_a_rather_long_name.py:the_factory")
+    graph = replace(graph, ops=(replace(graph.ops[0], module=".".join(f"block{n}" for n in range(20)) + ".last"),))
+    text = explain(graph, CARD, 0)
+    assert "aten.mm.default (matmul, forward)" in text
+    assert "the_factory\n" in text
+    assert ".last\n" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_explain_under_a_clock_agrees_with_the_estimate():
+    graph = make([("mm", 8192, 8192, 8192, "float16", False)])
+    card = device("a100-sxm4-80gb")
+    seconds = {hz: estimate(graph, card, clock_hz=hz).time_s for hz in (None, 7e8)}
+    assert seconds[7e8] > 1.5 * seconds[None]
+    for hz, time_s in seconds.items():
+        text = explain(graph, card, 0, clock_hz=hz)
+        assert f"of a step of {format_time(time_s)} (" in text
+        assert ("at the clock that the limit leaves" in text) == (hz is not None)
 
 
 def test_explain_refuses_an_op_that_is_not_there():

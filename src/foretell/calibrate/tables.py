@@ -43,6 +43,7 @@ from foretell.graph import DTYPES, KINDS, OpTable
 from foretell.graph.dtypes import is_floating
 from foretell.graph.op import Tensor, make_op
 from foretell.hardware.device import Device
+from foretell.workload.options import DTYPE_SHORT
 
 LIMIT_ROWS = 100_000
 _DTYPES = (*filter(is_floating, DTYPES), "int8")  # what the kinds of a table compute in
@@ -260,6 +261,7 @@ def _operators(lines: Sequence[Mapping[str, str]], where: str) -> tuple[list[Pro
             error = unknown("kind of operator", kind, _OPERATORS)
             raise InputError(error.message, at, error.hint)
         dtype = (line.get("dtype") or "float32").strip()
+        dtype = DTYPE_SHORT.get(dtype, dtype)
         if dtype not in _DTYPES:
             error = unknown("dtype of an operator" if dtype in DTYPES else "dtype", dtype, _DTYPES)
             raise InputError(error.message, at, error.hint)

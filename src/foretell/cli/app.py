@@ -208,6 +208,9 @@ def explain(
     layout: opt.Layout = None,
     runtime: opt.Runtime = "eager",
     model: opt.Model = "auto",
+    power_limit: opt.PowerLimit = None,
+    clock: opt.Clock = None,
+    calibration: opt.Calibration = None,
 ) -> None:
     """How the time of one operation comes about: the formula with its numbers in it."""
     from foretell import cost, report
@@ -218,29 +221,52 @@ def explain(
     if len(devices) > 1:
         raise InputError(f"{on!r} names several devices", "--on", "explain on one")
     check_model(runtime, model)
+    how: dict[str, Any] = {"runtime": runtime, "model": model, "calibration": calibration}
+    how |= _limits(devices, power_limit, clock)
     graph, _ = _capture(workload, context_)
     if op is not None:
-        show_text(cost.explain(graph, devices[0], op, runtime=runtime, model=model))
+        show_text(cost.explain(graph, devices[0], op, **how))
     else:
-        estimate = cost.estimate(graph, devices[0], runtime=runtime, model=model)
+        estimate = cost.estimate(graph, devices[0], **how)
         show(report.dearest_ops(graph, estimate))
 
 
 @app.command("devices")
 def devices_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A device to show in full.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A device to show in full, or a maker, architecture, kind or beginning of names to list.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """The catalogue of devices, or one of them in full with the source of every number."""
     from foretell import report
     from foretell.cli.terminal import show
+    from foretell.errors import UnknownNameError
     from foretell.hardware import device, devices
 
-    if name is None:
-        show(report.device_list([device(known) for known in devices()]))
+    try:
+        if name is not None:
+            show(report.device_view(device(name)))
+            return
+    except UnknownNameError as error:
+        members = [one for known in devices() if _belongs(one := device(known), str(name))]
+        if not members:
+            repair = f"{error.hint or ''}; or name a maker, an architecture or a kind (gpu, cpu, accelerator)"
+            raise UnknownNameError(error.kind, str(name), error.near, error.known, repair) from None
     else:
-        show(report.device_view(device(name)))
+        members = [device(known) for known in devices()]
+    show(report.device_list(members))
+
+
+def _belongs(device: Device, word: str) -> bool:
+    """Whether a device is of this maker, architecture or kind, or its name begins so."""
+    word = " ".join(word.casefold().replace("-", " ").split())
+    names = (device.vendor, device.architecture, device.name.replace("-", " "))
+    return len(word) > 1 and (word == device.kind or any(f"{n.casefold()} ".startswith(f"{word} ") for n in names))
 
 
 @app.command()
@@ -252,7 +278,7 @@ def claims(
         ),
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Obtain the figures anew.")] = False,
-    json: opt.Json = False,
+    json: opt.PlainJson = False,
 ) -> None:
     """What published techniques claim, what Foretell obtains, and how."""
     from foretell import claims as ledger
@@ -293,7 +319,7 @@ def accuracy(
         typer.Option("--limit", metavar="N", help="Only a sample of N workloads, or operators.", show_default=False),
     ] = None,
     model: opt.Model = "auto",
-    json: opt.Json = False,
+    json: opt.PlainJson = False,
 ) -> None:
     """How well predictions agree with public measurements, slice by slice. Goes on where it was interrupted."""
     from foretell import report

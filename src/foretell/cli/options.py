@@ -142,6 +142,7 @@ Trace = Annotated[
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="JSON; its schema is in docs/schema.md.")]
+PlainJson = Annotated[bool, typer.Option("--json", help="The same as JSON, every figure in full.")]
 Folder = Annotated[Path | None, typer.Option(metavar="DIR")]
 
 # Options that say what is captured; the rest of a command's parameters are its own.

@@ -23,7 +23,7 @@ MOST = 10**9
 MOST_DIMENSIONS = 16
 MOST_MICRO_BATCHES = 128  # each is recorded: what one more adds is plain long before that
 
-_DTYPE_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int": "int64", "long": "int64"}
+DTYPE_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int": "int64", "long": "int64"}
 _INPUT = re.compile(r"(?P<name>[A-Za-z_][\w./:-]*|[0-9]+)=(?P<shape>[0-9]+([x,][0-9]+)*)?(:(?P<dtype>[\w.]+))?")
 
 
@@ -157,7 +157,7 @@ def parse_inputs(inputs: Any) -> dict[str, InputSpec]:
 
 def _dtype(name: Any, where: str) -> str:
     dtype = str(name).removeprefix("torch.")
-    dtype = _DTYPE_SHORT.get(dtype, dtype)
+    dtype = DTYPE_SHORT.get(dtype, dtype)
     if dtype not in DTYPES:
         raise unknown(f"dtype ({where})", dtype, DTYPES)
     return dtype
