@@ -439,7 +439,7 @@ def peak_memory(
         peak_op=steps.op[at] if at >= steps.last else -1,
         capacity_bytes=device.memory_bytes,
         timeline_bytes=_timeline(steps, allocated, len(graph.ops)),
-        pageable_bytes=min(pageable, parts["optimizer"]),
+        pageable_bytes=pageable,
     )
 
 

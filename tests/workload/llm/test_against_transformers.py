@@ -197,6 +197,10 @@ def test_training_adapters_equals_its_capture(name: str, checkpointing: bool) ->
     assert held(graph, "gradient") == held(truth, "gradient")
     assert held(graph, "optimizer") == pytest.approx(held(truth, "optimizer"), rel=5e-3)  # step counters
     assert peak(graph) == pytest.approx(peak(truth), rel=0.12)
+    for each in (graph, truth):  # no gradient of a frozen norm's weights
+        norms = [op for op in each.ops if op.name.startswith("aten.native_layer_norm_backward")]
+        assert all(op.bytes_written == BATCH * TOKENS * 64 * 2 for op in norms)
+        assert bool(norms) == (name in ("falcon", "phi"))
 
 
 @pytest.mark.parametrize("name", KINDS)
