@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from foretell.calibrate import microbench
@@ -36,6 +38,44 @@ def test_from_a_table(run, model, tmp_path):
     predicted = run("predict", model, "--on", "t4", "--model", "roofline", "--calibration", out)
     assert predicted.exit_code == 0, predicted.output
     assert "scaled by measurements: matmul" in predicted.stdout
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_a_range_that_is_assumed_is_called_so(run, tmp_path, rows):
+    table = tmp_path / "table.csv"
+    table.write_text("kind,m,n,k,time_s\n" + "matmul,1024,1024,1024,0.0006\n" * rows)
+    text = run("calibrate", "--from", table, "--on", "t4", "--out", tmp_path / "o.json", "--model", "roofline").stdout
+    assert ("is assumed, a factor of 2" in text) == (rows < 4)
+    assert ("fewer than 4 rows show no range" in text) == (rows < 4)
+    assert ("80 % within" in text) == (rows >= 4)
+    assert ("  1 row\n" in text) == (rows == 1)
+
+
+def test_a_table_of_training_and_inference_gives_a_factor_for_each(run, tmp_path):
+    gpt2 = ("llm:gpt2", "--seq-len", 512, "--batch", 8)  # large enough that the device never waits
+
+    def seconds(*options):
+        done = run("predict", *gpt2, "--on", "t4", "--model", "roofline", "--json", *options)
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        return document["time_s"], document["interval_basis"]
+
+    graph = {}
+    lines = ["workload,time_s"]
+    for phase, factor in (("inference", 3.0), ("train", 0.5)):
+        graph[phase] = tmp_path / f"{phase}.json"
+        run("capture", *gpt2, "--phase", phase, "--out", graph[phase])
+        lines += [f"{graph[phase]},{factor * seconds('--phase', phase)[0]:.9g}"] * 12
+    table, out = tmp_path / "table.csv", tmp_path / "out.json"
+    table.write_text("\n".join(lines))
+    done = run("calibrate", "--from", table, "--on", "t4", "--model", "roofline", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "all.inference" in done.stdout
+    assert "all.train" in done.stdout
+    for phase, factor in (("inference", 3.0), ("train", 0.5)):
+        (plain, _), (scaled, basis) = seconds("--phase", phase), seconds("--phase", phase, "--calibration", out)
+        assert scaled / plain == pytest.approx(factor**0.75, rel=0.03)  # twelve rows: 12 / 16
+        assert basis.startswith("12 measurements on t4")
 
 
 @pytest.mark.parametrize(

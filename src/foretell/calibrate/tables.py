@@ -1,8 +1,9 @@
 """Scales from a table of measurements: factors by kind of operation on the times that a cost model predicts.
 
 A factor is the median of measured over predicted, shrunk towards 1 by how few rows there are; its interval holds 80 %
-of the measurements around it. A table of single operators gives a factor a kind, a table of whole workloads one for
-all. Columns of a table:
+of the measurements around it (a factor of 2, which is assumed, where there are fewer than four). A table of single
+operators gives a factor a kind, a table of whole workloads one for all, or one for training and one for inference.
+Columns of a table:
 
 =====================  =============================================================================================
 ``kind``               operators: matmul, batched_matmul, convolution, attention, pointwise, copy, softmax or
@@ -37,7 +38,7 @@ import numpy as np
 from foretell import documents
 from foretell.cost.model import OpTimes, Settings, models
 from foretell.cost.program import Program, lower
-from foretell.cost.scales import ALL, LEAST, LIMIT_BYTES, MOST, Factor, Scales
+from foretell.cost.scales import ALL, BY_MODE, LEAST, LIMIT_BYTES, MOST, Factor, Scales, trains
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import DTYPES, KINDS, OpTable
 from foretell.graph.dtypes import is_floating
@@ -49,7 +50,8 @@ LIMIT_ROWS = 100_000
 _DTYPES = (*filter(is_floating, DTYPES), "int8")  # what the kinds of a table compute in
 _MOST_ELEMENTS = 2**40
 _SHRINK = 4.0  # a factor of this many rows is half way between 1 and its median
-_BARE = math.log(2.0)  # half-width where rows are too few to show one
+FEW = 4  # so many rows show a range
+_BARE = math.log(2.0)  # half-width where there are fewer
 _ABSURD = 100.0
 _UNITS = {3: "milliseconds", 6: "microseconds", 9: "nanoseconds"}  # by the power of ten a second has
 _SHOWN = 5
@@ -77,12 +79,16 @@ def scales_of(
 ) -> Scales:
     """Scales from (program, the model's times of it, measured seconds); `whole` gives one factor for all kinds.
 
-    A row counts for the kind that takes most of its predicted time.
+    A row counts for the kind that takes most of its predicted time. Whole workloads of which some train and some do
+    not get a factor for each.
     """
+    rows = list(rows)
+    mixed = whole and len({trains(program) for program, _, _ in rows}) == 2
     ratios: dict[str, list[float]] = {}
     for program, times, measured_s in rows:
         spent = np.maximum(times.busy_s, times.host_s) * program.table.repeat
-        kind = ALL if whole else KINDS[int(program.table.kind[int(np.argmax(spent))])]
+        every = BY_MODE[trains(program)] if mixed else ALL
+        kind = every if whole else KINDS[int(program.table.kind[int(np.argmax(spent))])]
         ratios.setdefault(kind, []).append(measured_s / float(spent.sum()))
     factors = {kind: factor_of(values) for kind, values in sorted(ratios.items())}
     return Scales(device, model, MappingProxyType(factors), MappingProxyType(dict(provenance)))

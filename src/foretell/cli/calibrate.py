@@ -82,9 +82,10 @@ def calibrate(
             raise InputError("goes with --here, where something is measured", f"{option} {value}", "leave it out")
     if on is None:
         raise InputError("--from needs the device that was measured", "calibrate", "add --on DEVICE")
-    from foretell.calibrate.tables import from_table, write
+    from foretell.calibrate.tables import FEW, from_table, write
     from foretell.cost.model import AUTO, default_model
     from foretell.hardware import device
+    from foretell.report.text import count
 
     measured = device(on)
     name = default_model(measured) if model == AUTO else model
@@ -92,10 +93,12 @@ def calibrate(
     with progress(f"Reading {table}"):
         scales = from_table(table, measured, name)
     write(scales, path)
-    lines = [
-        f"{kind:<16}× {factor.mid:.3f}  80 % within {factor.mid * factor.low:.3f} … {factor.mid * factor.high:.3f}"
-        f"  {factor.rows} rows"
-        for kind, factor in scales.factors.items()
-    ]
+    lines = []
+    for name_, factor in scales.factors.items():
+        range_ = f"{factor.mid * factor.low:.3f} … {factor.mid * factor.high:.3f}"
+        said = f"80 % within {range_}" if factor.rows >= FEW else f"{range_} is assumed, a factor of 2"
+        lines.append(f"{name_:<16}× {factor.mid:.3f}  {said}  {count(factor.rows, 'row')}")
+    if any(factor.rows < FEW for factor in scales.factors.values()):
+        lines.append(f"fewer than {FEW} rows show no range: measure more")
     now = f"now: foretell predict WORKLOAD --on {measured.name} --model {name} --calibration {path}"
     show_text("\n".join([*lines, f"wrote {path}", now]))

@@ -19,6 +19,7 @@ from foretell.cost.model import CostModel, OpTimes, Settings, Step, models
 from foretell.cost.program import Program
 from foretell.errors import InputError
 from foretell.graph import KINDS
+from foretell.graph.table import PHASE_CODE
 from foretell.hardware.device import Device
 
 Floats = npt.NDArray[np.float64]
@@ -26,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 SCHEMA = "foretell.scales/1"
 LIMIT_BYTES = 16 * 2**20
 ALL = "all"
+BY_MODE = {True: "all.train", False: "all.inference"}  # whole workloads, by whether the step trains
 LEAST, MOST = 1e-3, 1e3  # a factor beyond is another unit, not another speed
 _MOST_ROWS = 10**9
 
@@ -42,7 +44,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factors by kind (or ``all``) on the times of `model` on `device`."""
+    """Factors by kind (or ``all``, or ``all.train`` and ``all.inference``) on the times of `model` on `device`."""
 
     device: str
     model: str
@@ -74,7 +76,7 @@ def parse(text: str, where: str) -> Scales:
         raise InputError("factors and provenance must be objects", where, repair)
     read: dict[str, Factor] = {}
     for kind, row in factors.items():
-        if kind != ALL and kind not in KINDS:
+        if kind not in (ALL, *BY_MODE.values(), *KINDS):
             raise InputError(f"unknown kind {kind[:40]!r}", where, repair)
         numbers = isinstance(row, list) and len(row) == 4 and all(type(v) in (int, float) for v in row)
         if not numbers or not (
@@ -110,6 +112,11 @@ def calibrated(path: Path, device: Device, model: str) -> CostModel:
     if scales.model != model:
         raise InputError(f"is for model {scales.model!r}, not {model!r}", str(path), f"add --model {scales.model}")
     return Scaled(models()[model], scales)
+
+
+def trains(program: Program) -> bool:
+    """Whether a program is a training step: it has ops of another phase than the forward."""
+    return bool((program.table.phase != PHASE_CODE["forward"]).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +159,13 @@ class Scaled:
         if total <= 0 or not self.scales.factors:
             return low, high, basis
         lows, highs = self._column(program, "low", low), self._column(program, "high", high)
-        rows = sum(f.rows for f in self.scales.factors.values())
+        other = BY_MODE[not trains(program)]
+        rows = sum(f.rows for kind, f in self.scales.factors.items() if kind != other)
+        measured = "1 measurement" if rows == 1 else f"{rows:,} measurements"
         return (
             min(1.0, float((lows * share).sum()) / total),
             max(1.0, float((highs * share).sum()) / total),
-            f"{rows} measurements on {self.scales.device}; elsewhere {basis}",
+            f"{measured} on {self.scales.device}; elsewhere {basis}",
         )
 
     def formula(self, program: Program, times: OpTimes, row: int, device: Device) -> list[str]:
@@ -165,7 +174,7 @@ class Scaled:
         return [*self.base.formula(program, times, row, device), f"measured   × {factor:.3f} (included)"]
 
     def _column(self, program: Program, which: str, default: float = 1.0) -> Floats:
-        every = self.scales.factors.get(ALL)
+        every = self.scales.factors.get(BY_MODE[trains(program)], self.scales.factors.get(ALL))
         otherwise = default if every is None else getattr(every, which)
         by_kind = [getattr(self.scales.factors.get(kind), which, otherwise) for kind in KINDS]
         return np.asarray(np.array(by_kind)[program.table.kind])
