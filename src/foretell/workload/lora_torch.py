@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeGuard
 
 import torch
@@ -27,7 +27,8 @@ class Adapter(nn.Module):
         self.weight = AdapterWeight(torch.empty((outputs, inputs), dtype=torch.float32, device=device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, self.weight.to(x.dtype))
+        result: torch.Tensor = nn.functional.linear(x, self.weight.to(x.dtype))
+        return result
 
 
 class Adapted(nn.Module):
@@ -43,7 +44,8 @@ class Adapted(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (…, in) to (…, out)."""
         result: torch.Tensor = self.base_layer(x)
-        return result + self.lora_B(self.lora_A(x)) * _SCALING
+        update: torch.Tensor = self.lora_B(self.lora_A(x)) * _SCALING
+        return result + update
 
     @property
     def weight(self) -> torch.Tensor:
@@ -72,29 +74,21 @@ def adapted(module: nn.Module, lora: LoRA) -> Iterator[None]:
         raise InputError(f"{type(module).__name__} has no nn.Linear to adapt", "--lora", "leave --lora out")
     chosen = lora.choose(layers, type(module).__name__)
     adapters: dict[nn.Module, Adapted] = {}
-    trained = [p for p in module.parameters() if p.requires_grad]
-    placed: list[tuple[nn.Module, str, nn.Module]] = []
-    hooked = False
-    try:
-        for parameter in trained:
+    with ExitStack() as undo:
+        for parameter in [p for p in module.parameters() if p.requires_grad]:
             parameter.requires_grad_(False)
-        for name in layers:
-            if name in chosen:
-                base = layers[name]
-                lora.check(name, base.out_features, base.in_features)
-                if base not in adapters:
-                    adapters[base] = Adapted(base, lora.rank)
-                parent, _, child = name.rpartition(".")
-                placed.append((modules[parent], child, base))
-                setattr(modules[parent], child, adapters[base])
-        if hasattr(module, "enable_input_require_grads") and hasattr(module, "get_input_embeddings"):
-            module.enable_input_require_grads()
-            hooked = True
+            undo.callback(parameter.requires_grad_, True)
+        for name in (name for name in layers if name in chosen):
+            base = layers[name]
+            lora.check(name, base.out_features, base.in_features)
+            if base not in adapters:
+                adapters[base] = Adapted(base, lora.rank)
+            parent, _, child = name.rpartition(".")
+            undo.callback(setattr, modules[parent], child, base)
+            setattr(modules[parent], child, adapters[base])
+        enable, disable = (getattr(module, f"{verb}able_input_require_grads", None) for verb in ("en", "dis"))
+        if enable is not None and disable is not None:  # a model of transformers
+            with suppress(NotImplementedError):  # it has no input embeddings
+                enable()
+                undo.callback(disable)
         yield
-    finally:
-        if hooked:
-            module.disable_input_require_grads()
-        for parent_module, child, base_module in placed:
-            setattr(parent_module, child, base_module)
-        for parameter in trained:
-            parameter.requires_grad_(True)
