@@ -176,6 +176,17 @@ def test_explain_takes_what_predict_takes(run: Run, tmp_path: Path) -> None:
     assert "--power-limit" in result.stderr or "power" in result.stderr
 
 
+def test_a_graph_in_a_file_says_how_it_trains(run: Run, model: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    how = ("--train", "--optimizer", "adam", "--accumulate", 2)
+    for workload in ("llm:gpt2", model):
+        printed(run("capture", workload, *how, "--out", path))
+        assert "adam · 2 micro-batches" in " ".join(printed(run("predict", path, "--on", "t4")).split())
+        assert " ".join(printed(run("capture", workload, *how)).split()).count("adam") == 1
+    text = printed(run("predict", "llm:gpt2", "--on", "t4", "--train", "--seq-len", 64))
+    assert "tokens 1×64 int64 · targets 64 int64" in text
+
+
 def test_a_device_named_twice_is_refused(run: Run) -> None:
     result = run("predict", "llm:gpt2", "--seq-len", 128, "--on", "t4,l4,t4")
     assert result.exit_code == 2

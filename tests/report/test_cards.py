@@ -50,6 +50,21 @@ def test_nvidia_smi_is_named_only_where_the_framework_is_known(
     assert "framework itself" not in printed(card(estimate()))
 
 
+def test_equal_throughputs_are_said_once(estimate: Make, printed: Printed) -> None:
+    text = printed(card(estimate(items={"tokens": 64, "sequences": 64})))
+    assert line(text, "Throughput") == "Throughput 3,200 tokens/s"
+    assert "64 tokens, 64 sequences" in text
+    two = printed(card(estimate(items={"sequences": 64, "tokens": 128})))
+    assert line(two, "Throughput") == "Throughput 3,200 sequences/s · 6,400 tokens/s"
+
+
+def test_a_launch_bound_step_is_told_of_the_compiler(estimate: Make, printed: Printed) -> None:
+    parts = {"compute": 2e-3, "memory": 3e-3, "launch": 15e-3}
+    assert "--runtime compiled launches fewer kernels" in printed(card(estimate(breakdown_s=parts)))
+    assert "--runtime" not in printed(card(estimate(breakdown_s=parts, runtime="compiled")))
+    assert "--runtime" not in printed(card(estimate()))
+
+
 def test_five_dearest_modules_with_their_shares(estimate: Make, printed: Printed) -> None:
     text = printed(card(estimate()))
     assert line(text, "Dearest").startswith("Dearest layer1.0.conv1")

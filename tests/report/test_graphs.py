@@ -76,6 +76,22 @@ def test_the_table_fits_80_columns(graph: Graph, printed: Printed) -> None:
     assert "block.fc" in text  # the end of the path is what tells modules apart
 
 
+def test_what_is_cut_says_so_at_80_columns(graph: Graph, printed: Printed) -> None:
+    module = "layer1.0.conv1"
+    wide = replace(graph.tensors[5], shape=(128, 2048, 112, 112))
+    ops = tuple(replace(op, module=module, name="aten.native_batch_norm_backward.default") for op in graph.ops)
+    many = replace(graph, ops=ops * 30, tensors=(*graph.tensors[:5], wide))
+    rows = printed(op_table(many), 80).splitlines()
+    assert max(len(row.rstrip()) for row in rows) <= 80
+    assert all(row.rstrip().endswith(module) for row in rows[1:] if row)
+    assert "…" in rows[3]  # of the op's name, whose end is kept
+    assert "backward" in rows[3]
+    deep = replace(many, ops=tuple(replace(op, module="stages.3.blocks.1." + module) for op in ops))
+    last = printed(op_table(deep), 80).splitlines()[1].rstrip().split()[-1]
+    assert last.startswith("…")
+    assert last.endswith("conv1")
+
+
 def test_inputs_beyond_the_third_are_counted(graph: Graph) -> None:
     assert graph_settings(replace(graph, inputs=(0, 1, 2, 3))) == (
         "input 4×8 float32",

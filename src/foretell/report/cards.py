@@ -70,7 +70,10 @@ def card(
     add("Throughput", Flow(*_throughputs(estimate)))
     gap()
     most = share(_part(estimate, estimate.bound))
-    add("Bound by", Text(f"{estimate.bound}, for {most} of the time"), _bounds(estimate))
+    advice = []
+    if estimate.bound == "launch" and estimate.runtime == "eager":
+        advice.append(Text("--runtime compiled launches fewer kernels", style="dim"))
+    add("Bound by", Text(f"{estimate.bound}, for {most} of the time"), _bounds(estimate), *advice)
     gap()
     add("Work", Flow(*_work(estimate)))
     add("Memory", *_memory(estimate, largest_batch))
@@ -99,7 +102,10 @@ def _step(estimate: Estimate) -> str:
 def _throughputs(estimate: Estimate) -> list[str]:
     if estimate.time_s <= 0:
         return [UNKNOWN]
-    return [f"{rate(number / estimate.time_s)} {noun}/s" for noun, number in estimate.items.items()]
+    once: dict[int, str] = {}  # a token a sequence is one figure, not two
+    for noun, number in estimate.items.items():
+        once.setdefault(number, noun)
+    return [f"{rate(number / estimate.time_s)} {noun}/s" for number, noun in once.items()]
 
 
 def _part(estimate: Estimate, bound: str) -> float:

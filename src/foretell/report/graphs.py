@@ -10,7 +10,7 @@ from rich.text import Text
 
 from foretell.cost.estimate import BOUNDS, Estimate
 from foretell.graph import PHASES, Graph, Op
-from foretell.report.text import Bar, Flow, Framed, add_row, count, not_counted_text, share, singular, tail
+from foretell.report.text import Bar, Flow, Framed, add_row, count, not_counted_text, share, shorten, singular, tail
 from foretell.units import format_bytes, format_count, format_flops, format_time
 from foretell.workload.options import Options
 
@@ -25,10 +25,12 @@ def short_name(name: str) -> str:
 def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3) -> tuple[str, ...]:
     """What a step is given: shapes of its first `limit` inputs, and how it was captured where `options` are known."""
     shapes = []
-    for index in graph.inputs[:limit]:
+    names = graph.provenance.get("inputs", "").split(", ")
+    for at, index in enumerate(graph.inputs[:limit]):
         tensor = graph.tensors[index]
         layout = f" {tensor.layout.replace('_', ' ')}" if tensor.layout == "channels_last" else ""
-        shapes.append(f"input {'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}{layout}")
+        name = shorten(names[at], 20) if len(names) == len(graph.inputs) > 1 else "input"
+        shapes.append(f"{name} {'×'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}{layout}")
     if len(graph.inputs) > limit:
         shapes.append(f"{count(len(graph.inputs) - limit, 'input')} more")
     shapes += [note for note in graph.provenance.get("sizes", "").split(", ") if note]  # of a program left open
@@ -37,19 +39,12 @@ def graph_settings(graph: Graph, options: Options | None = None, limit: int = 3)
         context = str(options.context)
     if context.isascii() and context.isdigit() and len(context) < 13:  # a file may hold any
         shapes.append(f"{int(context):,} tokens cached")
-    if options is None:
-        return tuple(shapes)
-    how = []
-    if options.trains:
-        how.append(options.optimizer)
-    if options.lora is not None:
-        how.append(f"LoRA rank {options.lora.rank} on {', '.join(options.lora.targets)}")
-    if options.quantize is not None:
-        how.append(options.quantize)
-    if options.accumulate > 1:
-        how.append(f"{options.accumulate} micro-batches")
-    if options.checkpointing:
-        how.append("checkpointing")
+    if options is None:  # of a file, which says it itself
+        how = [shorten(word, 80) for word in graph.provenance.get("training", "").split(", ") if word]
+    else:
+        how = [*options.training()]
+        if options.quantize is not None:
+            how.append(options.quantize)
     return (*shapes, *how)
 
 
@@ -147,6 +142,9 @@ def dearest_ops(graph: Graph, estimate: Estimate, limit: int = 20) -> Renderable
     )
 
 
+_LEAST_MODULE = 14
+
+
 class _Ops:
     """Rows of ops; shapes and modules give way where the console is narrow."""
 
@@ -159,21 +157,10 @@ class _Ops:
         graph, estimate = self.graph, self.estimate
         width = options.max_width
         trains = any(graph.ops[i].phase != "forward" for i in self.order)
-        table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= 100 else 1, 0, 0), header_style="bold")
-        # Numbers are never cut: names and shapes give way.
-        table.add_column("#", justify="right", no_wrap=True, min_width=len(str(max(self.order, default=0))))
-        table.add_column("op", no_wrap=True)
-        if trains:
-            table.add_column("phase", no_wrap=True, min_width=8)
-        if estimate is None:
-            table.add_column("writes", no_wrap=True)
-            table.add_column("FLOP", justify="right", no_wrap=True, min_width=6)
-            table.add_column("bytes", justify="right", no_wrap=True, min_width=8)
-        else:
-            table.add_column("time", justify="right", no_wrap=True, min_width=7)
-            table.add_column("share", justify="right", no_wrap=True, min_width=5)
-            table.add_column("bound by", no_wrap=True, min_width=8)
-        table.add_column("module", no_wrap=True)
+        gap = 2 if width >= 100 else 1
+        heads = ["#", "op", *(["phase"] if trains else [])]
+        heads += ["writes", "FLOP", "bytes", "module"] if estimate is None else ["time", "share", "bound by", "module"]
+        rows: list[list[str]] = []
         for i in self.order:
             op = graph.ops[i]
             name = short_name(op.name) + (f" ×{op.repeat}" if op.repeat > 1 else "")
@@ -188,5 +175,22 @@ class _Ops:
                 time_s = float(estimate.ops.time_s[i])
                 part = time_s / estimate.time_s if estimate.time_s > 0 else 0.0
                 cells += [format_time(time_s), share(part), BOUNDS[int(estimate.ops.bound[i])]]
-            add_row(table, *cells, tail(op.module, max(14, width // 4)))
+            rows.append([*cells, op.module])
+        room = {head: max(len(head), *(len(row[at]) for row in rows), 0) for at, head in enumerate(heads)}
+        room["module"] = min(room["module"], max(_LEAST_MODULE, width // 4))
+        # Numbers are never cut; the rest gives way in turns.
+        for head, least in (("op", 16), ("module", 14), ("writes", 16), ("op", 14), ("writes", 8), ("module", 8)):
+            over = sum(room.values()) + gap * len(room) - width
+            if head in room and over > 0:
+                room[head] = max(min(least, room[head]), room[head] - over)
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        for head in heads:
+            right = head in ("#", "FLOP", "bytes", "time", "share")
+            table.add_column(head, justify="right" if right else "left", no_wrap=True, width=room[head])
+        for row in rows:
+            shown = dict(zip(heads, row, strict=True))
+            shown["op"], shown["module"] = tail(shown["op"], room["op"]), tail(shown["module"], room["module"])
+            if "writes" in shown:
+                shown["writes"] = shorten(shown["writes"], room["writes"])
+            add_row(table, *shown.values())
         yield table

@@ -99,6 +99,19 @@ class Options:
         """Whether the step is a training step."""
         return self.phase == "train"
 
+    def training(self) -> tuple[str, ...]:
+        """How the step trains, in words; nothing where it does not."""
+        if not self.trains:
+            return ()
+        words = [self.optimizer]
+        if self.lora is not None:
+            words.append(f"LoRA rank {self.lora.rank} on {' '.join(self.lora.targets)}")
+        if self.accumulate > 1:
+            words.append(f"{self.accumulate} micro-batches")
+        if self.checkpointing:
+            words.append("checkpointing")
+        return tuple(words)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for cache keys and reports."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "batch_given"}

@@ -15,7 +15,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from foretell import documents
@@ -72,9 +74,16 @@ def resolve(workload: str, options: Options) -> Graph:
     if not name:
         raise InputError(f"{workload!r} has no name after the colon", repair=f"write e.g. {_EXAMPLES[prefix]}")
     try:
-        return _SOURCES[prefix](name, options)
+        return _with_training(_SOURCES[prefix](name, options), options)
     except OverflowError as error:
         raise InputError(f"sizes beyond 64 bits ({error})", workload, "check batch, lengths and widths") from error
+
+
+def _with_training(graph: Graph, options: Options) -> Graph:
+    """The graph, which then says itself how it trains: a file of it is read without the options."""
+    if not options.trains:
+        return graph
+    return replace(graph, provenance=MappingProxyType({**graph.provenance, "training": ", ".join(options.training())}))
 
 
 def _is_file(name: str) -> bool:
@@ -377,7 +386,7 @@ def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name
         )
     if not options.inputs and (options.batch_given or options.batch != 1):
         examples, kwargs = _of_batch(examples, kwargs, options.batch, label)
-    return capture_module(module, examples, kwargs, options=options, name=label)
+    return _with_training(capture_module(module, examples, kwargs, options=options, name=label), options)
 
 
 # --- transformers -----------------------------------------------------------------------------------------------
@@ -415,6 +424,8 @@ def _llm(name: str, options: Options) -> Graph:
         lora=options.lora,
         quantize=options.quantize,
     )
+    if options.trains:
+        graph = replace(graph, provenance=MappingProxyType({**graph.provenance, "inputs": "tokens, targets"}))
     return graph.renamed(f"llm:{name}")
 
 
