@@ -187,6 +187,11 @@ def test_a_graph_in_a_file_says_how_it_trains(run: Run, model: str, tmp_path: Pa
     assert "tokens 1×64 int64 · targets 64 int64" in text
 
 
+def test_help_shows_no_type_for_what_takes_no_value(run: Run) -> None:
+    for arguments in ((), ("predict",), ("claims",), ("devices",)):
+        assert "<bool>" not in printed(run(*arguments, "--help"))
+
+
 def test_a_device_named_twice_is_refused(run: Run) -> None:
     result = run("predict", "llm:gpt2", "--seq-len", 128, "--on", "t4,l4,t4")
     assert result.exit_code == 2

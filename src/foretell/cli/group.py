@@ -54,8 +54,26 @@ def one_line(error: BaseException) -> str:
     return f"error: {kind}: {said or 'no message'}; run again with --debug for the traceback"
 
 
+def _without_type(parameters: Any) -> Any:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
 class ForetellGroup(TyperGroup):
     """The group of commands; catches what they raise."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The group's own parameters."""
+        return _without_type(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command, its flags without the type that help would show for them."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_type(command.get_params(ctx))
+        return command
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
