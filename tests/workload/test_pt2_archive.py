@@ -207,6 +207,9 @@ def test_an_open_size_without_an_example_asks_for_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"size s5 is open and the archive has no example of it; set it with --input"):
         read(path)
     assert read(path, inputs=["x=1x3x8x8"]).macs() == read_sound(tmp_path).macs()
+    assert read(path, inputs=["0=1x3x8x8"]).macs() == read_sound(tmp_path).macs()
+    with pytest.raises(UnknownNameError, match="'y'; known: x"):
+        read(path, inputs=["y=1x3x8x8"])
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------

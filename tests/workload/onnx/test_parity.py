@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from foretell.errors import UnknownNameError
+
 pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
 
@@ -191,4 +193,7 @@ def test_one_file_serves_every_batch(captured: dict, tmp_path: Path) -> None:
     )
     assert read(path, batch=6).macs() == 3 * want.macs()
     assert read(path, inputs=["x=4x3x32x32"]).macs() == 2 * want.macs()
+    assert read(path, inputs=["0=4x3x32x32"]).macs() == 2 * want.macs()
+    with pytest.raises(UnknownNameError, match="unknown input 'y'"):
+        read(path, inputs=["y=4x3x32x32"])
     assert read(path, batch=6).batch == 6
