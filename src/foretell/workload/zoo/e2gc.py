@@ -108,7 +108,7 @@ GROUPS = (8, 16, 32)
 
 def _add(name: str, network: Network, groups: Groups) -> None:
     registry.add(
-        name, partial(network, groups), input_size=(224, 224), source="Jha et al., E2GC, VLSI Design 2020, section IV"
+        name, partial(network, groups), input_size=(224, 224), source="Jha et al., E2GC, VLSI Design 2020"
     )
 
 
