@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install browser test demo lint types layers format clean
+.PHONY: install browser test demo docs lint types layers format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,11 @@ browser:
 
 demo: $(VENV)/.installed
 	$(BIN)/foretell predict timm:resnet50 --on a100-sxm4-80gb --batch 64
+
+# The documentation as a site, in site/: open site/index.html.
+docs: $(VENV)/.installed
+	$(BIN)/python docs/reference/cli.py
+	$(BIN)/mkdocs build --strict
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check src tests benchmarks docs
