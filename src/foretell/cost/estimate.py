@@ -72,7 +72,7 @@ class OpEstimates:
     """Per-op columns of an estimate, parallel to `Graph.ops`. Times are of the step: one run times `repeat`.
 
     `compute_s`, `memory_s` and `launch_s` are what each limit alone would take; `bound` indexes `BOUNDS`. `gap_s` is
-    the part of `launch_s` that the device waits for the host before the op, `host_s` what the host spends on issuing it.
+    the part of `launch_s` that the device waits for the host before the op, `host_s` what issuing it costs the host.
     """
 
     time_s: Floats
