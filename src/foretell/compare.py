@@ -116,6 +116,8 @@ def compare(
     for axis in axes:
         if axis not in AXES:
             raise unknown("axis", axis, AXES)
+    if len(set(axes)) != len(axes):
+        raise InputError("an axis is given twice", repair="give each once")
     cells = list(itertools.product(workloads, precisions, batches))
     if len(cells) * len(on) > 100_000:
         raise InputError(f"{len(cells) * len(on):,} combinations", repair="ask for at most 100,000 at a time")
@@ -165,6 +167,9 @@ def _cell(
             row = _row(row, estimate(graph, one, runtime=runtime, model=model, program=program))
         except ForetellError as error:
             row = Row(workload, one.name, precision, batch, problem=" ".join(str(error).split()))
+        except Exception as error:  # one odd workload must not lose the others' rows
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            row = Row(workload, one.name, precision, batch, problem=f"failed unexpectedly: {what[:200]}")
         done.put(row, one)
         found[one.name] = row
     return [found[one.name] for one in devices]
@@ -245,6 +250,19 @@ def _code_fingerprint() -> str:
     return digest.hexdigest()
 
 
+def _checked(row: Row) -> Row:
+    """`row`, if every column is of its type. Raises TypeError."""
+    for field in fields(Row):
+        value = getattr(row, field.name)
+        kinds = {"str": str, "int": int, "float": float, "bool": bool, "None": type(None)}
+        allowed = tuple(kinds[name] for name in str(field.type).split(" | "))
+        if not isinstance(value, (*allowed, int) if float in allowed else allowed) or (
+            isinstance(value, bool) and bool not in allowed
+        ):
+            raise TypeError(f"{field.name} is {value!r}")
+    return row
+
+
 class _Kept:
     """Rows of earlier runs by what they depend on: one line of JSON each, written as they come."""
 
@@ -263,7 +281,7 @@ class _Kept:
             for line in path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):  # cut off by a kill
                     entry = json.loads(line)
-                    self._rows[entry["key"]] = Row(**entry["row"])
+                    self._rows[str(entry["key"])] = _checked(Row(**entry["row"]))
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")

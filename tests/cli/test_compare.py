@@ -113,6 +113,38 @@ def test_damaged_rows_are_made_anew(tmp_path: Path) -> None:
     assert (again.rows, again.reused) == (whole.rows, 1)
 
 
+def test_kept_rows_of_wrong_types_are_dropped(tmp_path: Path) -> None:
+    whole = compare(["llm:gpt2"], ["t4"], seq_len=64)
+    (file,) = (tmp_path / "cache" / "compare").glob("*.jsonl")
+    entry = json.loads(file.read_text().split("\n")[1])
+    for change in ({"time_s": "fast"}, {"item": ["a"]}, {"batch": 1.5}, {"fits": "yes"}, {"memory_bytes": True}):
+        file.write_text(json.dumps({**entry, "row": {**entry["row"], **change}}) + "\n")
+        again = compare(["llm:gpt2"], ["t4"], seq_len=64)
+        assert (again.rows, again.reused) == (whole.rows, 0)
+
+
+def test_one_failure_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    import foretell.api
+
+    real = foretell.api.capture
+
+    def capture(workload: str, **settings: Any) -> Any:
+        if workload == "llm:opt-125m":
+            raise ZeroDivisionError("inside")
+        return real(workload, **settings)
+
+    monkeypatch.setattr(foretell.api, "capture", capture)
+    rows = compare(["llm:opt-125m", "llm:gpt2"], ["t4"], seq_len=64).rows
+    assert "ZeroDivisionError: inside" in rows[0].problem
+    assert rows[1].problem == ""
+
+
+def test_memory_without_the_frameworks_own_is_said(run: Run) -> None:
+    shown = run("compare", "llm:gpt2", "--seq-len", "64", "--on", "mi300x,t4")
+    assert "memory of mi300x is without the framework's own" in " ".join(shown.stdout.split())
+    assert "framework's own" not in run("compare", "llm:gpt2", "--seq-len", "64", "--on", "t4,l4").stdout
+
+
 def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     batches = ",".join(str(n) for n in range(1, 400))
     command = [FORETELL, "compare", "llm:llama-3.1-8b", "--seq-len", "64", "--on", "t4", "--batch", batches, "--json"]
@@ -161,6 +193,8 @@ def test_tables_for_other_programs(run: Run, tmp_path: Path) -> None:
         (("--batch", "9" * 30), "no batch"),
         (("--precision", "fp23"), "fp32"),
         (("--pareto", "sped"), "speed"),
+        (("--pareto", "speed,speed"), "given twice"),
+        (("--out", ".csv"), "end it in .csv"),
         (("--sort", "tim"), "time"),
         (("--out", "x.xlsx"), ".csv"),
         (("--out", "nowhere/x.csv"), "cannot be written"),

@@ -94,7 +94,7 @@ def compare(
     if out is not None:
         check_writable(out)
         if out.suffix.lower() not in report.FORMATS:
-            raise unknown("kind of table", out.suffix or out.name, report.FORMATS)
+            raise InputError(f"{out.name!r} names no kind of table", "--out", f"end it in {', '.join(report.FORMATS)}")
     numbers = []
     for word in _words(batches, "--batch"):
         if not word.isascii() or not word.isdigit() or not 1 <= int(word[:12]) <= 10**9:

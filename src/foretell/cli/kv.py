@@ -105,6 +105,8 @@ def kv(
     place = None if on is None else device(on)
     if place is None and (share is not None or weights is not None or experts is not None):
         raise InputError("--share, --weights and --experts say what is left on a device", repair="give --on DEVICE")
+    if dtype.count("/") and engine is None:
+        engine = "llama.cpp"  # the only one that stores keys and values apart
     if engine is None and version is not None:
         raise InputError("--engine-version is one engine's", repair="give --engine")
     shape = caches.shape(model)

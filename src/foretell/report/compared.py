@@ -37,6 +37,17 @@ _DISPENSABLE = ("MFU", "energy", "time")
 _LEAST = 14
 
 
+def _lacks_framework(name: str) -> bool:
+    """Whether what the framework itself takes is unknown on a device, which its memory then lacks."""
+    from foretell.cost.memory import framework_bytes
+    from foretell.hardware import device
+
+    try:
+        return framework_bytes(device(name)) == 0
+    except ForetellError:  # a device of the caller's own
+        return False
+
+
 def _sorted(rows: Sequence[Row], by: str) -> list[Row]:
     if by not in COMPARE_SORT:
         raise unknown("sort key", by, COMPARE_SORT)
@@ -59,7 +70,11 @@ def compare_table(result: Comparison, *, sort: str = "asked", top: int | None = 
     foot = f"● no other row of the workload is as good in every of {axes} and better in one"
     if any(row.fits is False for row in shown):
         foot += "; dim rows do not fit"
-    lines += [Text(""), Text(foot, style="dim")]
+    if any(row.pareto for row in shown):
+        lines += [Text(""), Text(foot, style="dim")]
+    bare = sorted({row.device for row in shown if not row.problem and _lacks_framework(row.device)})
+    if bare and len(bare) < len({row.device for row in shown}):
+        lines.append(Text(f"memory of {', '.join(bare)} is without the framework's own, unknown there", style="dim"))
     if len(shown) < len(rows):
         lines.append(Text(f"{len(rows) - len(shown)} more rows; --top 0 shows all", style="dim"))
     if result.reused:
@@ -137,7 +152,7 @@ def write_table(result: Comparison, path: Path) -> None:
     """
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise unknown("kind of table", path.suffix or path.name, FORMATS)
+        raise InputError(f"{path.name!r} names no kind of table", "--out", f"end the name in {', '.join(FORMATS)}")
     data = {".csv": _csv, ".json": _json, ".parquet": _parquet}[suffix](result)
     part = path.with_name(path.name + ".part")
     try:

@@ -231,6 +231,13 @@ def test_engines_agree_where_their_rules_do(first: str, second: str, pages: int)
         {"tokens": 1, "version": "0.11.0", "engine": "llama.cpp"},
         {"tokens": 1, "version": "2025-13-01", "engine": "llama.cpp"},
         {"tokens": 1, "dtype": "q8_0/q4_0"},
+        {"tokens": 1, "dtype": "/", "engine": "llama.cpp"},
+        {"tokens": 1, "dtype": "q8_0/", "engine": "llama.cpp"},
+        {"tokens": 1, "dtype": None},
+        {"tokens": 1, "engine": 5},
+        {"tokens": 1, "version": 0.9},
+        {"tokens": 1, "version": "2025-06-01"},
+        {"tokens": 1, "tensor_parallel": 3},
     ],
 )
 def test_refused(ask: dict[str, object]) -> None:
@@ -249,6 +256,13 @@ def test_refused(ask: dict[str, object]) -> None:
 def test_near_names(model: str, ask: dict[str, str], near: str) -> None:
     with pytest.raises(UnknownNameError, match=near):
         kv.kv_cache(model, tokens=1, **ask)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(InputError, match="dict"):
+        kv.kv_cache({}, tokens=1)
+    with pytest.raises(InputError, match="heads cannot be shared"):
+        kv.kv_cache("deepseek-v3", tokens=1, tensor_parallel=3)
 
 
 def test_a_format_that_breaks_pages_is_refused() -> None:

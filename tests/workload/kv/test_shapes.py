@@ -198,7 +198,7 @@ def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
         ({"linear_num_value_heads": "4"}, "linear_num_value_heads"),
         ({"layer_types": ["full_attention", 3]}, "layer_types"),
         ({"layer_types": "full"}, "layer_types"),
-        ({"layer_types": ["ful_attention"]}, "full_attention"),
+        ({"layer_types": ["ful_attention"] * 8}, "full_attention"),
         ({"head_dim": 2**40}, "head_dim"),
         ({"model_type": "qwen3_nxt"}, "qwen3_next"),
         ({"model_type": None}, "model_type"),
@@ -209,6 +209,20 @@ def test_odd_configs_are_named(change: dict[str, Any], what: str) -> None:
     config = {**CONFIGS["qwen3_next"], "model_type": "qwen3_next", **change}
     with pytest.raises((InputError, UnknownNameError), match=what):
         from_config(config, "odd", "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("jamba", {"attn_layer_period": 0}),
+        ("nemotron_h", {"num_hidden_layers": 4, "hybrid_override_pattern": "M" * 1000}),
+        ("lfm2", {"num_hidden_layers": 5}),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(kind: str, change: dict[str, Any]) -> None:
+    config = {key: value for key, value in CONFIGS[kind].items() if value is not None}
+    with pytest.raises(InputError):
+        from_config({**config, "model_type": kind, **change}, "odd", "config.json")
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 3, {}])

@@ -119,6 +119,14 @@ def kv_cache(
     tokens, `step` the tokens of one iteration, where they are not the engine's own.
     Raises UnknownNameError and InputError.
     """
+    for what, given, kinds in (
+        ("the model", workload, (str, llm.LLMConfig, CacheShape)),
+        ("engine", engine, (str,)),
+        ("dtype", dtype, (str,)),
+        ("version", version, (str, type(None))),
+    ):
+        if not isinstance(given, kinds):
+            raise InputError(f"{what} is {str(given)[:40]!r}, a {type(given).__name__}", repair="give it as text")
     chosen = member(engine)
     for what, value, most in (
         ("tokens", tokens, _MOST),
@@ -130,13 +138,13 @@ def kv_cache(
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise InputError(f"{what} is {str(value)[:40]}", repair=f"give a number from 1 to {most:,}")
     stored = _dtype(dtype, chosen)
-    given = chosen.version if version is None else version
+    used = chosen.version if version is None else version
     model = shape(workload)
-    laid = chosen.lay(model, Ask(tokens, batch, stored, chosen.parse(given), tensor_parallel, block, step))
+    laid = chosen.lay(model, Ask(tokens, batch, stored, chosen.parse(used), tensor_parallel, block, step))
     return KVCache(
         model.name,
         chosen.name,
-        given,
+        used,
         stored,
         tokens,
         batch,
@@ -155,7 +163,9 @@ def _dtype(dtype: str, engine: Member) -> str:
         raise InputError(f"{engine.name} stores keys and values alike", f"dtype {dtype[:40]!r}", "give one format")
     if engine.name == "llama.cpp" and keys == "auto":
         keys = "fp16"
-    formats = [format_of(one, engine.name, engine.formats) for one in (keys, values) if one]
+    if slash and not (keys and values):
+        raise InputError(f"dtype {dtype[:40]!r} lacks a side", "--dtype", "write KEYS/VALUES, e.g. q8_0/q4_0")
+    formats = [format_of(one, engine.name, engine.formats) for one in ((keys, values) if slash else (keys,))]
     return "/".join(formats) if slash else formats[0]
 
 

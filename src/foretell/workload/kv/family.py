@@ -56,6 +56,8 @@ def format_of(name: str, engine: str, known: tuple[str, ...]) -> str:
     """The cache format of this name, if `engine` has it. Raises UnknownNameError with the engine's formats."""
     folded = name.casefold()
     folded = _ALIASES.get(folded, folded)
+    if folded not in FORMATS:
+        raise unknown("cache format", name, FORMATS)
     if folded not in known:
         raise unknown(f"cache format of {engine}", name, known)
     return folded
@@ -79,8 +81,14 @@ class Ask:
     step: int | None = None
 
     def heads(self, layer: CacheLayer) -> int:
-        """KV heads on one GPU: divided among them, and replicated once there are more GPUs than heads."""
-        return max(1, math.ceil(layer.kv_heads / self.tensor_parallel))
+        """KV heads on one GPU: divided among them, and replicated once there are more GPUs than heads.
+
+        Raises InputError where one number is no multiple of the other.
+        """
+        heads, gpus = layer.kv_heads, self.tensor_parallel
+        if heads % gpus and (gpus % heads or layer.kind == "latent"):
+            raise InputError(f"{heads} heads cannot be shared by {gpus} GPUs", "--tp", "give a divisor or a multiple")
+        return max(1, heads // gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,7 @@ def token_bytes(layer: CacheLayer, ask: Ask, *, latent: bool = True) -> int:
     """Bytes a token takes in one layer on one GPU: its KV heads' rows; MLA's latent, replicated, or what it becomes."""
     keys, values = layer.key_dim, layer.value_dim
     if layer.kind == "latent":
+        ask.heads(layer)  # queries are shared among GPUs even so
         if latent:
             return row_bytes(keys, ask.dtype)
         keys, values = layer.expanded_key_dim, layer.expanded_value_dim
@@ -159,8 +168,8 @@ def dotted(version: str) -> tuple[int, ...]:
         numbers.append(int(digits))
         if digits != piece:
             break
-    if not numbers:
-        raise InputError(f"{version[:40]!r} is no version", "--version", "write e.g. 0.11.0")
+    if not numbers or numbers[0] > 99:
+        raise InputError(f"{version[:40]!r} is no version", "--engine-version", "write e.g. 0.11.0")
     return tuple(numbers)
 
 

@@ -14,7 +14,7 @@ from foretell.workload.kv.shape import CacheLayer, CacheShape, State, from_llm
 from foretell.workload.llm.hf import MODEL_TYPES as LLM_TYPES
 from foretell.workload.llm.hf import from_hf_config
 
-_MOST_LAYERS = 100_000
+_MOST_LAYERS = 10_000
 _REQUIRED = object()
 
 
@@ -49,9 +49,14 @@ class _Config:
             return None
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise InputError(f"{keys[0]!r} is no list of names", self.where)
-        if len(value) > _MOST_LAYERS:
-            raise InputError(f"{keys[0]!r} has {len(value)} entries", self.where, f"want at most {_MOST_LAYERS:,}")
+        self.same_length(keys[0], len(value))
         return value
+
+    def same_length(self, key: str, entries: int) -> None:
+        """Refuse a list that is not as long as there are layers, where their number is given."""
+        layers = self.layers if self.data.get("num_hidden_layers") is not None else entries
+        if entries != layers or entries > _MOST_LAYERS:
+            raise InputError(f"{key!r} has {entries:,} entries for {layers:,} layers", self.where, "make them agree")
 
     def attention(self, kind: str = "full", window: int | None = None) -> CacheLayer:
         """One layer that keeps the keys and values of its KV heads."""
@@ -71,9 +76,9 @@ class _Config:
 
 
 def _every(period: int, layers: int, at: int | None = None) -> list[bool]:
-    """Which of `layers` are each `period`-th one (the last of a period, or the one `at`)."""
+    """Which of `layers` are each `period`-th one (the last of a period, or the one `at`). Raises InputError for 0."""
     if period < 1:
-        return [False] * layers
+        raise InputError("a period of layers is 0", repair="give how many layers a pattern has")
     return [i % period == (period - 1 if at is None else at) for i in range(layers)]
 
 
@@ -186,7 +191,8 @@ def _nemotron_h(c: _Config) -> list[CacheLayer | None]:
     pattern = c.data.get("hybrid_override_pattern")
     names = c.names("layers_block_type")
     if isinstance(pattern, str) and pattern:
-        return c.by_name(list(pattern[:_MOST_LAYERS]), {"M": mamba, "*": attention, "-": None, "E": None})
+        c.same_length("hybrid_override_pattern", len(pattern))
+        return c.by_name(list(pattern), {"M": mamba, "*": attention, "-": None, "E": None})
     if names is None:
         raise InputError("'hybrid_override_pattern' is missing", c.where, "add it to the config")
     known = {"mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention}

@@ -38,7 +38,9 @@ def _day(version: str) -> tuple[int, ...]:
             day = first + (last - first) * ((build - low) / (high - low))
     except (ValueError, OverflowError):
         raise InputError(
-            f"{version[:40]!r} is no version of llama.cpp", "--version", "write a build (b7900) or a date (2025-06-01)"
+            f"{version[:40]!r} is no version of llama.cpp",
+            "--engine-version",
+            "write a build (b7900) or a date (2025-06-01)",
         ) from None
     return (day.year, day.month, day.day)
 
