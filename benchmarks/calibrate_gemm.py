@@ -346,6 +346,7 @@ def main() -> None:
     unseen_q = {name: np.concatenate([q[name] for _, _, q in parts]) for name, _ in QUANTILES}
     margins = {"unseen": conformal(unseen, unseen_q)}
     show("leave one GPU out", unseen, unseen_q, margins["unseen"])
+    without_own(unseen, unseen_q)
     error = np.abs(np.expm1(np.maximum(unseen_q["mid"], unseen.floor) - unseen.y))
     shown = ["log2_rounds", "latency_share", "memory_share", "log2_split", features[0], features[1], features[2]]
     by_size(unseen, error, shown, features)
@@ -404,6 +405,23 @@ def conformal(rows: Rows, predicted: Mapping[str, Floats]) -> tuple[float, float
     used = rows.weights > 0
     down, up = predicted["low"] - rows.y, rows.y - predicted["high"]
     return weighted_quantile(down[used], rows.weights[used], 0.9), weighted_quantile(up[used], rows.weights[used], 0.9)
+
+
+def without_own(rows: Rows, predicted: Mapping[str, Floats]) -> None:
+    """Print how much intervals hold whose margins, too, come from the other devices only, as a new one's must."""
+    mid = np.maximum(predicted["mid"], rows.floor)
+    used = rows.weights > 0
+    low, high = np.zeros(len(mid)), np.zeros(len(mid))
+    for device in np.unique(rows.device):
+        at = rows.device == device
+        others = Rows(*(getattr(rows, f)[~at] for f in Rows.__dataclass_fields__))
+        down, up = conformal(others, {name: values[~at] for name, values in predicted.items()})
+        low[at], high[at] = predicted["low"][at] - down, predicted["high"][at] + up
+    low, high = np.minimum(low, mid), np.maximum(high, mid)
+    inside = (rows.y >= low) & (rows.y <= high)
+    each = "  ".join(f"{d} {inside[used & (rows.device == d)].mean():.0%}" for d in np.unique(rows.device[used]))
+    print(f"margins of the other GPUs: inside {inside[used].mean():.1%}, "
+          f"median high/low {np.exp(np.median((high - low)[used])):.2f}\n  {each}")
 
 
 def weighted_quantile(values: Floats, weights: Floats, q: float) -> float:
