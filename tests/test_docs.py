@@ -106,3 +106,13 @@ def test_the_picture_is_drawn_from_a_real_run(tmp_path: Path) -> None:
         for expected in ("timm:resnet50 · inference", "3×224×224", "GFLOP", "learned model"):
             assert expected in text, svg
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # pictures may load nothing
+
+
+def test_the_tutorial_shows_a_real_run(tmp_path: Path) -> None:
+    drawn = tmp_path / "tutorial.svg"
+    runpy.run_path(str(ROOT / "docs" / "card.py"))["tutorial"](drawn)
+    for svg in (drawn, ROOT / "docs" / "tutorial.svg"):
+        text = svg.read_text(encoding="utf-8").replace("&#160;", " ")
+        for expected in ("545 GMAC", "largest batch that fits: 224", "nvidia-smi 1.48 GiB", "conformal"):
+            assert expected in text, svg
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), svg
