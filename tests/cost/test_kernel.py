@@ -96,3 +96,22 @@ def test_a_device_without_known_limits_has_times_but_no_occupancy() -> None:
     assert times.busy_s[0] > 0
     assert "occupancy" not in times.details
 
+
+
+def test_a_look_up_takes_what_it_fetches_not_its_table() -> None:
+    from foretell.graph import OpTable, Tensor, make_op
+
+    def seconds(rows: int) -> float:
+        pool = [Tensor((rows, 768), "float32", 0), Tensor((512,), "int64", 1), Tensor((512, 768), "float32", 2)]
+        op = make_op("aten.embedding.default", pool, (0, 1), (2,))
+        return float(KERNEL.op_times(Program.of(OpTable.from_ops([op], pool)), device("t4"), Settings()).busy_s[0])
+
+    assert seconds(1_000) == pytest.approx(seconds(250_000))
+
+
+def test_a_format_without_tensor_cores_multiplies_as_fp32() -> None:
+    """T4 has no bf16: no faster than fp32."""
+    from foretell import predict
+
+    full, half = (predict("llm:gpt2", seq_len=512, on="t4", precision=p, model="kernel") for p in ("fp32", "bf16"))
+    assert half.breakdown_s["compute"] == pytest.approx(full.breakdown_s["compute"], rel=0.02)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import foretell
 from foretell.cost.memory import peak_memory
 from foretell.errors import ForetellError, InputError, UnknownNameError
 from foretell.graph import Graph
@@ -281,3 +282,8 @@ def test_33b_fits_24_gb_by_paging_alone() -> None:
     assert memory.fits
     assert 0 < memory.paged_out_bytes < memory.pageable_bytes
     assert not peak_memory(qlora(LLAMA_33B, "adamw"), device("rtx-4090")).fits
+
+
+def test_default_targets_that_do_not_exist_say_what_does() -> None:
+    with pytest.raises(InputError, match=r"gpt2 has no q_proj.*give targets= one or more of .*qkv_proj"):
+        foretell.capture("llm:gpt2", train=True, seq_len=16, lora="rank=4")

@@ -57,6 +57,7 @@ _UNROLLED = (1.0, 9.0, 25.0)
 
 
 _FLOAT32 = DTYPES.index("float32")
+_HALVES = [DTYPES.index(name) for name in ("bfloat16", "float16")]
 # Kinds whose fp32 kernels were measured one by one.
 _MEASURED_KINDS = [_CODE[kind] for kind in ("pointwise", "softmax", "reduction", "copy", "random", "embedding")]
 # Memories of the cards that whole networks were measured on, which give plain streaming nearly all their bandwidth.
@@ -185,9 +186,11 @@ class Kernel:
         """Streaming kernels: of fp32 with shares of bandwidth of their own, the rest with those of whole networks."""
         table, constants = program.table, self.families["stream"]
         # An operand smaller than the result is broadcast.
-        elements = table.elements[rows]
         read = table.bytes_read[rows]
         size = _ITEMSIZE[table.dtype[rows]]
+        # A look-up walks what it fetches, not its table.
+        fetched = table.bytes_written[rows] / np.maximum(size, 1e-9)
+        elements = np.where(table.kind[rows] == _CODE["embedding"], fetched, table.elements[rows])
         broadcasts = (table.operands[rows] > 2) & (read < (table.operands[rows] - 1.5) * size * elements)
         variants = [[variant(name, bool(b)) for name, _ in program.names] for b in (False, True)]
         which = (broadcasts.astype(np.int64), program.name_code[rows])
@@ -406,8 +409,10 @@ def families_of(program: Program, times: OpTimes, device: Device) -> dict[str, I
     convolution_ = (table.kind == _CODE["convolution"]) & (table.macs > 0) & (table.gemm_m > 0)
     attention_ = (table.kind == _CODE["attention"]) & (table.macs > 0) & (table.gemm_m > 0)
     fp32 = table.dtype == _FLOAT32
-    # AMD's matrix cores multiply fp32 too, with tiles like those of the vector units.
-    in_fp32 = fp32 & (times.details["peak_flops_per_s"] <= 1.01 * matrix_rate(device, "fp32").flops_per_s)
+    # AMD's matrix cores multiply fp32 too, with tiles like those of the vector units; a format that a device lacks is
+    # multiplied as fp32.
+    narrow = fp32 | np.isin(table.dtype, _HALVES)
+    in_fp32 = narrow & (times.details["peak_flops_per_s"] <= 1.01 * matrix_rate(device, "fp32").flops_per_s)
     on_tensor_cores = times.details["peak_flops_per_s"] > 1.01 * vector_rate(device).flops_per_s
     streaming = np.isin(table.kind, [_CODE[kind] for kind in _STREAMING]) & (program.kernels > 0)
     return {

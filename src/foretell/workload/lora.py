@@ -23,6 +23,9 @@ VALUES_PER_SCALE = 64
 SCALES_PER_SCALE = 256
 
 
+DEFAULT_TARGETS = ("q_proj", "v_proj")  # peft's for models like Llama
+
+
 @dataclass(frozen=True, slots=True)
 class LoRA:
     """Adapters of `rank` beside the linear layers named by `targets`; all else is frozen.
@@ -32,7 +35,7 @@ class LoRA:
     """
 
     rank: int
-    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    targets: tuple[str, ...] = DEFAULT_TARGETS
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 1 <= self.rank <= MOST_RANK:
@@ -51,6 +54,11 @@ class LoRA:
             found = {name for name in known if name == target or name.endswith(f".{target}")}
             if not found:
                 names = {name.rpartition(".")[2] for name in known}
+                if self.targets == DEFAULT_TARGETS:
+                    raise InputError(
+                        f"{where} has no {target}, one of the targets where none is given", "--lora",
+                        f"give targets= one or more of {', '.join((*sorted(names), ALL_LINEAR))}",
+                    )
                 raise unknown(f"LoRA target of {where}", target, (*sorted(names), ALL_LINEAR))
             chosen |= found
         return frozenset(chosen)
