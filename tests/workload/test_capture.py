@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -330,6 +331,61 @@ def test_recurrent_layers() -> None:
     graph = foretell.capture(nn.LSTM(8, 16, batch_first=True), torch.ones(2, 5, 8))
     assert graph.macs() == 2 * 5 * 4 * 16 * (8 + 16)
     assert not graph.not_counted
+
+
+CELLS: dict[str, tuple[Any, int]] = {  # layer, gates
+    "lstm": (nn.LSTM, 4),
+    "gru": (nn.GRU, 3),
+    "tanh": (nn.RNN, 1),
+    "relu": (lambda *sizes, **flags: nn.RNN(*sizes, nonlinearity="relu", **flags), 1),
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "train"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_recurrent_layer_is_one_op_a_direction(cell: str, bias: bool, train: bool) -> None:
+    make, gates = CELLS[cell]
+    layers = make(8, 16, num_layers=2, bidirectional=True, batch_first=True, bias=bias, dropout=0.5)
+    for precision in ("fp32", "fp16"):
+        graph = foretell.capture(layers, torch.ones(2, 5, 8), train=train, precision=precision)
+        fused = [op for op in graph.ops if op.kind == "recurrent"]
+        forward = [2 * 5 * gates * 16 * (width + 16) for width in (8, 8, 32, 32)]  # two directions side by side: 32
+        assert [op.macs for op in fused if op.phase == "forward"] == forward
+        assert [op.macs for op in fused if op.phase == "backward"] == [2 * n for n in reversed(forward)] * train
+        assert graph.macs() == sum(op.macs for op in fused)
+        assert not graph.not_counted
+        assert {graph.tensors[op.outputs[0]].shape for op in fused if op.phase == "forward"} == {(5, 2, 16)}
+        assert graph.parameters == sum(p.numel() for p in layers.parameters())
+        assert sum(op.kind == "random" for op in graph.ops) == train  # dropout between the two layers
+
+
+def test_fused_recurrent_layers_give_the_shapes_of_the_real_ones() -> None:
+    from foretell.workload.fused import fused_operations
+
+    for cell, (make, _) in CELLS.items():
+        for flags in ({}, {"batch_first": True, "bidirectional": True, "num_layers": 2, "bias": False}):
+            layers, x = make(8, 16, **flags), torch.ones(2, 5, 8)
+            real = torch.utils._pytree.tree_leaves(layers(x))
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, fused_operations():
+                fake = torch.utils._pytree.tree_leaves(layers(mode.from_tensor(x)))
+            shapes = [[(t.shape, t.stride(), t.dtype) for t in ts] for ts in (real, fake)]
+            assert shapes[0] == shapes[1], (cell, flags)
+
+
+def test_an_lstm_with_projections_stays_steps() -> None:
+    graph = foretell.capture(nn.LSTM(8, 16, proj_size=4), torch.ones(5, 2, 8))
+    assert graph.macs() == 5 * 2 * (4 * 16 * (8 + 4) + 16 * 4)  # the state of 4 is projected from 16
+    assert not any(op.kind == "recurrent" for op in graph.ops)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_times_of_recurrent_layers_go_by_their_gates(precision: str) -> None:
+    gru, lstm = (
+        foretell.predict(make(1024, 1024, 2), torch.ones(64, 32, 1024), on="t4", precision=precision).time_s
+        for make in (nn.GRU, nn.LSTM)
+    )
+    assert gru / lstm == pytest.approx(3 / 4, rel=0.05)
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------

@@ -224,6 +224,8 @@ MODELS: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
     "gru": (lambda: Recurrent(nn.GRU(8, 4, 2, batch_first=True, bidirectional=True)), (_TOKENS,)),
     "lstm": (lambda: Recurrent(nn.LSTM(8, 4, 2, batch_first=True, bidirectional=True)), (_TOKENS,)),
     "rnn": (lambda: Recurrent(nn.RNN(8, 4, 2)), (_TOKENS,)),
+    "plain": (lambda: Recurrent(nn.LSTM(8, 4, bias=False)), (_TOKENS,)),
+    "relu": (lambda: Recurrent(nn.RNN(8, 4, 2, "relu", bias=False, bidirectional=True)), (_TOKENS,)),
     "cells": (Cells, (torch.zeros(3, 8),)),
     "upsampler": (Upsampler, (_images(2, 8),)),
     "einsums": (Einsums, (_TOKENS,)),

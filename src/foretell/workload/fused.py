@@ -1,7 +1,9 @@
 """Operations that a GPU runs as one fused kernel, and that fake CPU tensors would decompose or refuse.
 
 While `fused_operations` is active, attention becomes ``foretell::sdpa``, which saves what the flash kernel saves (q, k,
-v, the output and one log-sum-exp a query), and the experts' product becomes ``foretell::grouped_mm`` in any type.
+v, the output and one log-sum-exp a query), the experts' product becomes ``foretell::grouped_mm`` in any type, and every
+direction of a layer of LSTM, GRU or RNN becomes ``aten::mkldnn_rnn_layer``, which PyTorch keeps for float32 LSTMs, as
+cuDNN fuses all of them. Packed sequences and LSTMs with projections stay steps.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,15 +125,61 @@ def _grouped(
     return out if out_dtype is None else out.to(out_dtype)
 
 
+_RECURRENT = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "lstm.input": 2, "gru.input": 3}  # PyTorch's numbers
+
+
+def _recurrent(
+    mode: int,
+    input: Tensor,
+    hx: Tensor | list[Tensor],
+    params: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Layer by layer, as PyTorch's LSTM does; x (steps, batch, features), states (layers · directions, batch, H)."""
+    first = [hx] if isinstance(hx, Tensor) else hx
+    each, directions = (4 if has_biases else 2), (2 if bidirectional else 1)
+    if len(params) != num_layers * directions * each:  # projections
+        return torch.ops.aten.lstm.input.decompose(
+            input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+        )
+    x = (input.transpose(0, 1) if batch_first else input).contiguous()
+    none = [] if has_biases and len(first) == 2 else [x.new_empty(0)]  # in the place of biases, of a cell state
+    final: list[list[Tensor]] = [[] for _ in first]
+    for layer in range(num_layers):
+        sides = []
+        for side in range(directions):
+            at = layer * directions + side
+            weights = [*params[at * each : (at + 1) * each], *none, *none][:4]
+            h, c = [*(state[at] for state in first), *none][:2]
+            out, *last, _ = torch.ops.aten.mkldnn_rnn_layer(
+                x, *weights, h, c, bool(side), [], mode, h.shape[-1], 1, has_biases, False, False, train
+            )
+            sides.append(out)
+            for states, state in zip(final, last, strict=False):  # no cell state: one less
+                states.append(state)
+        x = sides[0] if directions == 1 else torch.cat(sides, -1)
+        if dropout and train and layer < num_layers - 1:
+            x = torch.dropout(x, dropout, True)
+    stacked = [torch.stack(states) for states in final]
+    return (x.transpose(0, 1) if batch_first else x), *stacked
+
+
 @contextmanager
 def fused_operations() -> Iterator[None]:
-    """While active, every attention call and grouped product on CPU tensors, from Python or C++, is one operation."""
+    """While active, attention, a grouped product, a recurrent layer's direction are each one operation on the CPU."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # overriding a registered kernel is the point
             library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
             library.impl("_grouped_mm", _grouped, "AutogradCPU")
+            for name, mode in _RECURRENT.items():
+                library.impl(name, partial(_recurrent, mode), "AutogradCPU")
         yield
     finally:
         library._destroy()

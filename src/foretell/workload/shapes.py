@@ -1,4 +1,5 @@
-"""Outputs of ops whose fake implementation is slow: PyTorch decomposes a batch norm anew for every shape.
+"""Outputs of ops whose fake implementation is slow (PyTorch decomposes a batch norm anew for every shape) or knows less
+than the op (the gradients of a recurrent layer, to PyTorch always an LSTM's).
 
 Each function takes the op's arguments and returns fake outputs of the very shapes, types and strides; a test holds
 them equal to what the decomposition gives, but for one thing: saved statistics of half-precision inputs are float32, as
@@ -52,7 +53,15 @@ def _batch_norm_backward(
     return (torch.empty_like(x) if wanted[0] else None), vectors[0], vectors[1]
 
 
+def _recurrent_backward(
+    x: Tensor, w_in: Tensor, w_hidden: Tensor, b_in: Tensor, b_hidden: Tensor, h: Tensor, c: Tensor, *_others: Any
+) -> tuple[Tensor, ...]:
+    bias = torch.empty_like(b_in)  # both biases have one gradient
+    return (*(torch.empty_like(t) for t in (x, w_in, w_hidden)), bias, bias, h.new_empty(h.shape), c.new_empty(c.shape))
+
+
 SHAPES: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_batch_norm.default: _batch_norm,
     torch.ops.aten.native_batch_norm_backward.default: _batch_norm_backward,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _recurrent_backward,
 }

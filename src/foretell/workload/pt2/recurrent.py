@@ -1,4 +1,4 @@
-"""Recurrent layers, which PyTorch runs step by step on dense tensors (LSTM: one fused call a layer and direction).
+"""Recurrent layers, one fused call a layer and direction, and cells, step by step.
 
 Sequences are (steps, batch, features) inside; gates lie behind each other in the rows of a weight.
 """
@@ -11,7 +11,7 @@ from foretell.workload.pt2.builder import Builder, Meta
 from foretell.workload.pt2.compositions import linear
 from foretell.workload.pt2.lowering import Args, Results, lower
 
-_MOST_STEPS = 10_000  # each is written down
+_MOST_STEPS = 10_000
 _Cell = Callable[[Builder, int, int, Sequence[int]], int]
 
 
@@ -64,61 +64,30 @@ def _setting(b: Builder, a: Args) -> tuple[int, list[list[int]], int, int]:
     return x, [params[i : i + each] for i in range(0, len(params), each)], layers, directions
 
 
-@lower("aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
-def _by_steps(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
-    kind = a.name.split(".")[1]
-    step = _gru_step if kind == "gru" else _rnn_step(kind.removeprefix("rnn_"))
+@lower("aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm.input")
+def _layers(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
     x, weights, layers, directions = _setting(b, a)
-    first = a.tensor("hx")
-    _, batch, features = b.shape(first)
-    states = [b.alias(first, (batch, features), b.strides(first)[1:]) for _ in range(layers * directions)]
-    b.add("aten.unbind.int", [first], states)
-    last: list[int] = []
-    for layer in range(layers):
-        sides = []
-        for direction in range(directions):
-            at = layer * directions + direction
-            outputs, h = [], states[at]
-            gates = linear(b, x, weights[at][0], _bias(weights[at], 0))
-            steps, rows, width = b.shape(gates)
-            parts = [b.alias(gates, (rows, width), b.strides(gates)[1:]) for _ in range(steps)]
-            b.add("aten.unbind.int", [gates], parts)
-            for part in reversed(parts) if direction else parts:
-                h = step(b, part, h, weights[at])
-                outputs.append(h)
-            if direction:
-                outputs.reverse()
-            last.append(h)
-            whole = b.one("aten.stack.default", outputs, b.meta(h, (len(outputs), *b.shape(h))))
-            sides.append(whole)
-        x = sides[0]
-        if directions == 2:
-            x = b.one("aten.cat.default", sides, b.meta(x, (*b.shape(x)[:-1], 2 * b.shape(x)[-1])))
-    state = b.one("aten.stack.default", last, b.meta(last[0], (len(last), *b.shape(last[0]))))
-    return [b.transpose(x, 0, 1, "aten.transpose_.default") if a.flag("batch_first") else x, state]
-
-
-@lower("aten.lstm.input")
-def _lstm(b: Builder, a: Args, stated: Sequence[Meta]) -> Results:
-    x, weights, layers, directions = _setting(b, a)
-    hx, cx = a.tensors("hx")
+    first = a.tensors("hx") if a.name == "aten.lstm.input" else [a.tensor("hx")]
     if not b.contiguous(x):
         x = b.one("aten.clone.default", [x], b.meta(x))
-    last: tuple[list[int], list[int]] = ([], [])
+    # In the place of biases and of a cell state, where there are none.
+    none = [] if len(weights[0]) == 4 and len(first) == 2 else [b.one("aten.new_empty.default", [x], b.meta(x, (0,)))]
+    last: list[list[int]] = [[] for _ in first]
     for layer in range(layers):
         sides = []
         for direction in range(directions):
             at = layer * directions + direction
-            states = [b.view("aten.select.int", s, b.shape(s)[1:], b.strides(s)[1:]) for s in (hx, cx)]
+            states = [b.view("aten.select.int", s, b.shape(s)[1:], b.strides(s)[1:]) for s in first]
+            states = [*states, *none][:2]
             steps, batch, _ = b.shape(x)
             hidden = b.shape(states[0])[-1]
             made = b.run(
-                "aten.mkldnn_rnn_layer.default", [x, *weights[at], *states],
+                "aten.mkldnn_rnn_layer.default", [x, *[*weights[at], *none, *none][:4], *states],
                 b.meta(x, (steps, batch, hidden)), b.meta(states[0]), b.meta(states[1]), Meta((0,), "uint8"),
             )
             sides.append(made[0])
-            last[0].append(made[1])
-            last[1].append(made[2])
+            for each, state in zip(last, made[1:], strict=False):
+                each.append(state)
         x = sides[0]
         if directions == 2:
             x = b.one("aten.cat.default", sides, b.meta(x, (*b.shape(x)[:-1], 2 * b.shape(x)[-1])))
