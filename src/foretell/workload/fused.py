@@ -3,7 +3,7 @@
 While `fused_operations` is active, attention becomes ``foretell::sdpa``, which saves what the flash kernel saves (q, k,
 v, the output and one log-sum-exp a query), the experts' product becomes ``foretell::grouped_mm`` in any type, and every
 direction of a layer of LSTM, GRU or RNN becomes ``aten::mkldnn_rnn_layer``, which PyTorch keeps for float32 LSTMs, as
-cuDNN fuses all of them. Packed sequences and LSTMs with projections stay steps.
+cuDNN fuses all of them. LSTMs with projections stay steps.
 """
 
 from __future__ import annotations
