@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import ForetellError, InputError, unknown
+from foretell.graph import Graph
 from foretell.hardware import Device, device
 
 __all__ = ["AXES", "Comparison", "Row", "compare", "pareto"]
@@ -92,7 +93,7 @@ def compare(
     on: Sequence[str | Device],
     *,
     precisions: Sequence[str] = ("fp32",),
-    batches: Sequence[int] = (1,),
+    batches: Sequence[int | None] = (None,),
     axes: Sequence[str] = tuple(AXES),
     across: bool = False,
     runtime: str = "eager",
@@ -103,7 +104,8 @@ def compare(
 ) -> Comparison:
     """Predict every combination. What cannot be predicted is a row that says why; the others go on.
 
-    `axes` are those of the Pareto front, drawn among rows of one workload, or among all with ``across=True``;
+    A batch of None is the workload's own: 1, or that of a file or of example inputs. `axes` are those of the Pareto
+    front, drawn among rows of one workload, or among all with ``across=True``;
     `settings` go to `capture`. ``keep=False`` neither reads nor keeps rows of other runs. An interrupt returns what
     there is. Raises UnknownNameError for an unknown axis or device, InputError for an empty list or one that is too
     long.
@@ -140,7 +142,7 @@ def compare(
 def _cell(
     workload: str,
     precision: str,
-    batch: int,
+    batch: int | None,
     devices: Sequence[Device],
     done: _Kept,
     runtime: str,
@@ -153,26 +155,33 @@ def _cell(
 
     found: dict[str, Row] = {}
     for one in devices:
-        row = done.get(Row(workload, one.name, precision, batch), one)
+        row = done.get(Row(workload, one.name, precision, batch or 0), one)
         if row is not None:
             found[one.name] = row
     missing = [one for one in devices if one.name not in found]
     program = None
     for one in missing:
-        row = Row(workload, one.name, precision, batch)
+        asked = row = Row(workload, one.name, precision, batch or 0)
         try:
             if program is None:
                 graph = capture(workload, **{**settings, "precision": precision, "batch": batch})
                 program = lower(graph, runtime)
             row = _row(row, estimate(graph, one, runtime=runtime, model=model, program=program))
+            row = replace(row, batch=batch or _batch(graph))
         except ForetellError as error:
-            row = Row(workload, one.name, precision, batch, problem=" ".join(str(error).split()))
+            row = Row(workload, one.name, precision, batch or 1, problem=" ".join(str(error).split()))
         except Exception as error:  # one odd workload must not lose the others' rows
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            row = Row(workload, one.name, precision, batch, problem=f"failed unexpectedly: {what[:200]}")
-        done.put(row, one)
+            row = Row(workload, one.name, precision, batch or 1, problem=f"failed unexpectedly: {what[:200]}")
+        done.put(asked, row, one)
         found[one.name] = row
     return [found[one.name] for one in devices]
+
+
+def _batch(graph: Graph) -> int:
+    """The batch a graph was captured with: its first input's first dimension."""
+    shape = graph.tensors[graph.inputs[0]].shape if graph.inputs else ()
+    return max(1, shape[0]) if shape else 1
 
 
 def _row(row: Row, estimate: Any) -> Row:
@@ -299,8 +308,8 @@ class _Kept:
         self.reused += found is not None
         return found
 
-    def put(self, row: Row, on: Device) -> None:
-        key = None if row.problem else self._key(row, on)
+    def put(self, asked: Row, row: Row, on: Device) -> None:
+        key = None if row.problem else self._key(asked, on)
         if key is not None and self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.write(json.dumps({"key": key, "row": asdict(row)}) + "\n")

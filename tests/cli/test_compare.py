@@ -225,3 +225,14 @@ def test_a_formula_stays_text(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     run("compare", "=1+1", "--on", "t4", "--out", file)
     assert "'=1+1" in file.read_text()
+
+
+def test_a_file_keeps_its_own_batch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    program = torch.export.export(torch.nn.Linear(8, 8), (torch.ones(3, 8),))
+    torch.export.save(program, str(tmp_path / "net.pt2"))
+    name = f"pt2:{tmp_path / 'net.pt2'}"
+    assert [row.batch for row in compare([name], ["t4"]).rows] == [3]
+    rows = compare([name], ["t4"], batches=[1, 3]).rows
+    assert "exported for a batch of 3" in rows[0].problem
+    assert rows[1].problem == ""

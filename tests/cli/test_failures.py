@@ -207,3 +207,39 @@ def test_json_output_is_not_mixed_with_errors(run: Run) -> None:
     assert result.stdout == ""
     with pytest.raises(json.JSONDecodeError):
         json.loads(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("predict", "onnx:/dev/zero", "--on", "t4"), "regular file"),
+        (("predict", "llm:gpt2", "--on", "t4", "--html", "model.py"), "does not end in .html"),
+        (("predict", "llm:gpt2", "--on", "t4", "--trace", "a.html"), "does not end in .json"),
+        (("capture", "llm:gpt2", "--out", "net.onnx"), "does not end in .json"),
+    ],
+)
+def test_files_are_neither_waited_for_nor_overwritten(run: Run, failed: Failed, arguments: Any, said: str) -> None:
+    assert said in failed(run(*arguments))
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 10**9), ("hidden_size", 10**30)])
+@pytest.mark.parametrize("command", ["predict", "capture", "kv"])
+def test_absurd_sizes_are_named_at_once(
+    run: Run, failed: Failed, tmp_path: Path, command: str, key: str, value: int
+) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 1000, key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    workload = f"{'' if command == 'kv' else 'llm:'}{tmp_path / 'config.json'}"
+    result = run(command, workload, *(("--on", "t4") if command == "predict" else ()))
+    assert result.exit_code == 2
+    assert str(value) in failed(result)
+
+
+def test_sizes_that_multiply_beyond_64_bits_are_refused(run: Run, failed: Failed, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 10**7, "intermediate_size": 10**7, "num_hidden_layers": 10_000}
+    config |= {"num_attention_heads": 1, "vocab_size": 10**7, "max_position_embeddings": 10 * 2**20}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("predict", f"llm:{tmp_path / 'config.json'}", "--on", "t4")
+    assert result.exit_code == 2
+    assert "parameters" in failed(result)

@@ -103,7 +103,7 @@ def predict(
     from foretell.cli.terminal import progress, show, show_text
 
     devices = _devices(on)
-    files.check(html, trace, len(devices))
+    files.check(html, trace, len(devices), workload)
     check_model(runtime, model)
     limits = _limits(devices, power_limit, clock)
     report.sorted_estimates([], sort)
@@ -170,6 +170,10 @@ def capture(
 
     if out is not None:
         check_writable(out)
+        if out.suffix.lower() != ".json":
+            from foretell.errors import InputError
+
+            raise InputError(f"{out.name!r} does not end in .json", f"--out {out}", "name it so")
     graph, options = _capture(workload, context_)
     if out is not None:
         _write(graph, out)

@@ -24,8 +24,15 @@ def compare(
         str, typer.Option("--precision", metavar="NAME[,NAME…]", help="Precisions.", rich_help_panel=opt.HOW)
     ] = "fp32",
     batches: Annotated[
-        str, typer.Option("--batch", metavar="N[,N…]", help="Batches.", rich_help_panel=opt.SHAPES)
-    ] = "1",
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="N[,N…]",
+            help="Batches (1, or a file's own).",
+            show_default=False,
+            rich_help_panel=opt.SHAPES,
+        ),
+    ] = None,
     image_size: opt.ImageSize = None,
     seq_len: opt.SeqLen = None,
     phase: opt.Phase = None,
@@ -95,8 +102,8 @@ def compare(
         check_writable(out)
         if out.suffix.lower() not in report.FORMATS:
             raise InputError(f"{out.name!r} names no kind of table", "--out", f"end it in {', '.join(report.FORMATS)}")
-    numbers = []
-    for word in _words(batches, "--batch"):
+    numbers: list[int | None] = []
+    for word in [] if batches is None else _words(batches, "--batch"):
         if not word.isascii() or not word.isdigit() or not 1 <= int(word[:12]) <= 10**9:
             raise InputError(f"{word[:40]!r} is no batch", "--batch", "give numbers from 1, e.g. 1,8,64")
         numbers.append(int(word))
@@ -104,13 +111,14 @@ def compare(
     settings = opt.capture_settings(named)
     kinds = _words(precisions, "--precision")
     for kind in kinds:
-        options(**{**settings, "precision": kind, "batch": numbers[0]})  # a wrong one shows before torch is imported
+        # A wrong one shows before torch is imported.
+        options(**{**settings, "precision": kind, "batch": numbers[0] if numbers else None})
     with progress("Comparing") as update:
         result = run(
             workloads,
             _words(on, "--on"),
             precisions=kinds,
-            batches=numbers,
+            batches=numbers or [None],
             axes=axes,
             across=across,
             runtime=runtime,

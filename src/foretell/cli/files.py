@@ -19,7 +19,7 @@ __all__ = ["check", "recapture_of", "write_report", "write_trace"]
 _MOST_RECAPTURED = 4000
 
 
-def check(html: Path | None, trace: Path | None, devices: int) -> None:
+def check(html: Path | None, trace: Path | None, devices: int, workload: str = "") -> None:
     """Raise InputError where a file cannot be written, or cannot show what is asked for."""
     for option, path in (("--html", html), ("--trace", trace)):
         if path is None:
@@ -30,6 +30,14 @@ def check(html: Path | None, trace: Path | None, devices: int) -> None:
             possible = False
         if not possible:
             raise InputError("cannot be written", f"{option} {path}", "give a file in a folder that exists")
+    for option, path, ends in (("--html", html, (".html", ".htm")), ("--trace", trace, (".json",))):
+        device = path is not None and path.exists() and not path.is_file()
+        if path is not None and not device and path.suffix.lower() not in ends:
+            raise InputError(f"{path.name!r} does not end in {' or '.join(ends)}", f"{option} {path}", "name it so")
+    given = Path(workload.rpartition(":")[2])
+    for option, path in (("--html", html), ("--trace", trace)):
+        if path is not None and path.exists() and given.is_file() and path.samefile(given):
+            raise InputError("would overwrite the workload", f"{option} {path}", "give another file")
     if trace is not None and devices > 1:
         raise InputError("a timeline is of one device", f"--trace {trace}", "name one device with --on")
 

@@ -95,6 +95,11 @@ class Options:
             )
 
     @property
+    def names_batch(self) -> bool:
+        """Whether the caller said which batch: a file or an input of another one then contradicts it."""
+        return self.batch_given or self.batch != 1
+
+    @property
     def trains(self) -> bool:
         """Whether the step is a training step."""
         return self.phase == "train"

@@ -23,6 +23,7 @@ from foretell.workload.llm.weights import (
 from foretell.workload.lora import QUANTIZED, LoRA
 
 PHASES: tuple[str, ...] = ("inference", "prefill", "decode", "train")
+MOST_PARAMETERS = 10**16  # bytes of all their states still count in 64 bits
 
 # Precision → (dtype of matrix products, dtype of stored weights).
 PRECISIONS: dict[str, tuple[str, str]] = {
@@ -161,6 +162,9 @@ def graph(
 def _check(
     config: LLMConfig, phase: str, batch: int, context: int, precision: str, optimizer: str, accumulate: int
 ) -> None:
+    if config.parameters > MOST_PARAMETERS:
+        raise InputError(f"has {config.parameters:.3g} parameters", f"llm config {config.name!r}",
+                         f"check its sizes: at most {MOST_PARAMETERS:.0e} are taken")
     for kind, name, known in (("phase", phase, PHASES), ("precision", precision, PRECISIONS),
                               ("optimizer", optimizer, (*OPTIMIZERS, *BLOCKWISE))):
         if name not in known:

@@ -25,6 +25,10 @@ BLOCKS: tuple[str, ...] = ("pre_norm", "post_norm", "sandwich", "parallel", "par
 
 ATTENTION: tuple[str, ...] = ("full", "sliding")
 
+# Beyond any model there will be: sizes of matrices and of a whole model stay far below what 64 bits hold.
+MOST_LAYERS, MOST_SIZE, MOST_TOKENS = 10_000, 10_000_000, 2**31
+_TOKENS = ("context_length", "position_rows", "sliding_window")
+
 
 @dataclass(frozen=True, slots=True)
 class MLA:
@@ -131,8 +135,15 @@ class LLMConfig:
             return InputError(what, f"llm config {self.name!r}", repair)
 
         for field in ("layers", "hidden", "heads", "intermediate", "vocab"):
-            if getattr(self, field) < 1:
-                raise fail(f"{field} is {getattr(self, field)}, want at least 1")
+            most = MOST_LAYERS if field == "layers" else MOST_SIZE
+            if not 1 <= getattr(self, field) <= most:
+                raise fail(f"{field} is {str(getattr(self, field))[:40]}, want 1 to {most:,}")
+        for part in (self, self.mla, self.moe):
+            for item in () if part is None else dataclasses.fields(part):
+                value = getattr(part, item.name)
+                most = MOST_TOKENS if item.name in _TOKENS else MOST_SIZE
+                if isinstance(value, int) and not item.name.startswith("published") and value > most:
+                    raise fail(f"{item.name} is {str(value)[:40]}, want at most {most:,}")
         if not self.head_dim:
             if self.hidden % self.heads:
                 raise fail(f"hidden {self.hidden} is no multiple of heads {self.heads}", "give head_dim")

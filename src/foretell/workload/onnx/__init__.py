@@ -110,7 +110,7 @@ def _inputs(graph_: Any, scope: dict[str, Value], options: Options, where: str) 
         name not in given and len(v.type.tensor_type.shape.dim)
         and not v.type.tensor_type.shape.dim[0].HasField("dim_value") for name, v in declared.items()
     )
-    if options.batch != 1 and not free:
+    if options.names_batch and not free:
         if fixed_batch is not None and fixed_batch[1] != options.batch:
             what = f"input {shown(fixed_batch[0])} has a fixed first dimension of {fixed_batch[1]}"
             raise InputError(f"{what}, not {options.batch}", where, "export it with a dynamic batch (dynamic_axes), or "

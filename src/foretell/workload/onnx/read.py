@@ -10,6 +10,7 @@ import math
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from foretell import documents
 from foretell.errors import InputError
 from foretell.workload.filekind import kind_of_bytes
 
@@ -30,13 +31,10 @@ def load(path: Path) -> Any:
     try:
         if path.is_dir():
             raise InputError("is a folder", where, "give the .onnx file inside it")
-        size = path.stat().st_size
-        if size > MOST_BYTES:
+        if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
             repair = "save it with its weights in another file (save_as_external_data)"
             raise InputError(f"has {size:,} bytes; an ONNX file holds at most {MOST_BYTES:,}", where, repair)
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError("no such file", where, "give the path of an .onnx file") from None
+        data = documents.read_bytes(path, ".onnx file", MOST_BYTES)  # refuses pipes and devices
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {error}", where[:200], "give the path of an .onnx file") from None
     _refuse_other_kinds(data, where)

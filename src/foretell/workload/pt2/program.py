@@ -228,13 +228,13 @@ def bind(one: Program, options: Options, where: str) -> Sizes:
     if len(firsts) == 1:
         (batch,) = firsts
         if batch in values:
-            if options.batch not in (1, values[batch]):
+            if options.names_batch and options.batch != values[batch]:
                 raise InputError(
                     f"--batch {options.batch} contradicts an input of {values[batch]}", where, "leave --batch out"
                 )
-        elif _within(one, batch, options.batch) or options.batch != 1 or batch not in examples:
+        elif _within(one, batch, options.batch) or options.names_batch or batch not in examples:
             values[batch], origin[batch] = options.batch, "the batch"
-    elif options.batch != 1:
+    elif options.names_batch:
         _check_batch(options, stated, where)
     for symbol, example in examples.items():
         if symbol not in values:
