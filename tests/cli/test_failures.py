@@ -243,3 +243,13 @@ def test_sizes_that_multiply_beyond_64_bits_are_refused(run: Run, failed: Failed
     result = run("predict", f"llm:{tmp_path / 'config.json'}", "--on", "t4")
     assert result.exit_code == 2
     assert "parameters" in failed(result)
+
+
+def test_nothing_from_data_commands_the_terminal(run: Run, failed: Failed, tmp_path: Path) -> None:
+    """Escape sequences and marks that turn text around: in a workload's name, a device's title, an error's text."""
+    assert "do not print" in failed(run("predict", "onnx:a\x1b]0;t\x07.onnx", "--on", "t4"))
+    assert "do not print" in failed(run("predict", "pt2:a\u202egpj.pt2", "--on", "t4"))
+    (tmp_path / "mine.toml").write_text('title = "a\\u001b[31m"\nvendor = "x"\nkind = "gpu"\narchitecture = "y"\n')
+    assert "do not print" in failed(run("predict", "llm:gpt2", "--on", "mine", "--devices", tmp_path))
+    line = one_line(InputError("kernel \x1b[31m \u202e"))
+    assert line.isprintable()

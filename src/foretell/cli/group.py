@@ -41,7 +41,14 @@ def hoisted(arguments: Iterable[str]) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line: our own say what, where and the repair; others get their type."""
+    """What an error says, on one line: our own say what, where and the repair; others get their type.
+
+    What a terminal would take for a command, in a file's name or a text from a file, becomes a question mark.
+    """
+    return "".join(c if c.isprintable() else "?" for c in _said(error))
+
+
+def _said(error: BaseException) -> str:
     if isinstance(error, ForetellError):
         return " ".join(f"error: {error}".split())
     if isinstance(error, _UsageError):

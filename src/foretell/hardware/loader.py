@@ -114,6 +114,8 @@ class Reader:
             return None
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{value!r} is not a text", self.where(prefix + key), f'write {key} = "…"')
+        if not value.isprintable():  # a terminal would take it for a command
+            raise InputError(f"{value[:60]!r} has characters that do not print", self.where(prefix + key), "mend it")
         return value
 
     def number(self, table: Mapping[str, Any], key: str, parse: Parser, name: str, prefix: str = "") -> Any:

@@ -53,6 +53,8 @@ def sources() -> tuple[str, ...]:
 
 def resolve(workload: str, options: Options) -> Graph:
     """The graph of a workload string. Raises UnknownNameError, InputError or CaptureError."""
+    if not workload.isprintable():  # a terminal would take it for a command
+        raise InputError(f"{workload[:80]!r} has characters that do not print", repair="rename the file")
     prefix, separator, name = workload.partition(":")
     if not separator:
         if workload.endswith(".json") or _is_file(workload):
