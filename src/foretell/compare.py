@@ -212,7 +212,7 @@ def pareto(rows: Sequence[Row], axes: Sequence[str] = tuple(AXES), *, across: bo
 
     An axis that no row of a group knows (a price, for a group of devices without one) is left out for that group.
     """
-    marked = [_replaced(row, False) for row in rows]
+    marked = [replace(row, pareto=False) for row in rows]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, row in enumerate(rows):
         if not row.problem and row.fits is not False:
@@ -234,12 +234,8 @@ def pareto(rows: Sequence[Row], axes: Sequence[str] = tuple(AXES), *, across: bo
                 continue
             as_good = (points <= points[place]).all(axis=1)
             better = (points < points[place]).any(axis=1)
-            marked[i] = _replaced(rows[i], not (as_good & better).any())
+            marked[i] = replace(rows[i], pareto=not (as_good & better).any())
     return marked
-
-
-def _replaced(row: Row, on_front: bool) -> Row:
-    return Row(**{**asdict(row), "pareto": on_front})
 
 
 # --- rows of other runs -----------------------------------------------------------------------------------------------

@@ -166,14 +166,12 @@ def capture(
 ) -> None:
     """What one step does: operations, arithmetic, traffic, parameters. Nothing runs."""
     from foretell import report
+    from foretell.cli import files
     from foretell.cli.terminal import show, show_text
 
     if out is not None:
-        check_writable(out)
-        if out.suffix.lower() != ".json":
-            from foretell.errors import InputError
-
-            raise InputError(f"{out.name!r} does not end in .json", f"--out {out}", "name it so")
+        files.writable(out)
+        files.ending(out, "--out", (".json",))
     graph, options = _capture(workload, context_)
     if out is not None:
         _write(graph, out)
@@ -448,14 +446,6 @@ def _largest_batch(workload: str, context: typer.Context, graph: Graph, device: 
         return largest_batch(family, device, limit=most)
     except InfeasibleError:
         return 0
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file for ``--out`` that cannot be written, before anything slow begins."""
-    from foretell.errors import InputError
-
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError("cannot be written", f"--out {path}", "give a file in a folder that exists")
 
 
 def _write(graph: Graph, path: Path) -> None:

@@ -84,7 +84,8 @@ def compare(
 ) -> None:
     """A table of workloads, devices, precisions and batches with its Pareto front. Goes on where it was stopped."""
     from foretell import report
-    from foretell.cli.app import check_model, check_writable
+    from foretell.cli import files
+    from foretell.cli.app import check_model
     from foretell.cli.terminal import progress, show, show_text
     from foretell.compare import AXES
     from foretell.compare import compare as run
@@ -99,7 +100,7 @@ def compare(
     if sort not in report.COMPARE_SORT:
         raise unknown("sort key", sort, report.COMPARE_SORT)
     if out is not None:
-        check_writable(out)
+        files.writable(out)
         if out.suffix.lower() not in report.FORMATS:
             raise InputError(f"{out.name!r} names no kind of table", "--out", f"end it in {', '.join(report.FORMATS)}")
     numbers: list[int | None] = []

@@ -13,30 +13,38 @@ if TYPE_CHECKING:
     from foretell.graph import Graph
     from foretell.hardware import Device
 
-__all__ = ["check", "recapture_of", "write_report", "write_trace"]
+__all__ = ["check", "ending", "recapture_of", "writable", "write_report", "write_trace"]
 
 # Beyond this many ops a captured workload is not captured anew at other batches and precisions.
 _MOST_RECAPTURED = 4000
 
 
+def writable(path: Path, option: str = "--out") -> None:
+    """Refuse a file that cannot be written, before anything slow begins."""
+    try:
+        possible = path.parent.is_dir() and not path.is_dir()
+    except OSError:  # a name too long, say
+        possible = False
+    if not possible:
+        raise InputError("cannot be written", f"{option} {path}", "give a file in a folder that exists")
+
+
+def ending(path: Path, option: str, ends: Sequence[str]) -> None:
+    """Refuse a file whose name does not say what it will hold."""
+    if path.suffix.lower() not in ends:
+        raise InputError(f"{path.name!r} does not end in {' or '.join(ends)}", f"{option} {path}", "name it so")
+
+
 def check(html: Path | None, trace: Path | None, devices: int, workload: str = "") -> None:
     """Raise InputError where a file cannot be written, or cannot show what is asked for."""
-    for option, path in (("--html", html), ("--trace", trace)):
+    given = Path(workload.rpartition(":")[2])
+    for option, path, ends in (("--html", html, (".html", ".htm")), ("--trace", trace, (".json",))):
         if path is None:
             continue
-        try:
-            possible = path.parent.is_dir() and not path.is_dir()
-        except OSError:  # a name too long, say
-            possible = False
-        if not possible:
-            raise InputError("cannot be written", f"{option} {path}", "give a file in a folder that exists")
-    for option, path, ends in (("--html", html, (".html", ".htm")), ("--trace", trace, (".json",))):
-        device = path is not None and path.exists() and not path.is_file()
-        if path is not None and not device and path.suffix.lower() not in ends:
-            raise InputError(f"{path.name!r} does not end in {' or '.join(ends)}", f"{option} {path}", "name it so")
-    given = Path(workload.rpartition(":")[2])
-    for option, path in (("--html", html), ("--trace", trace)):
-        if path is not None and path.exists() and given.is_file() and path.samefile(given):
+        writable(path, option)
+        if not path.exists() or path.is_file():  # a device, as /dev/full is, has no kind of file to it
+            ending(path, option, ends)
+        if path.exists() and given.is_file() and path.samefile(given):
             raise InputError("would overwrite the workload", f"{option} {path}", "give another file")
     if trace is not None and devices > 1:
         raise InputError("a timeline is of one device", f"--trace {trace}", "name one device with --on")

@@ -19,7 +19,7 @@ above the *base* clock, which is what a vendor guarantees under such a load. Con
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -237,6 +237,14 @@ def activity_of(power: Power, device: Device, program: Program, times: OpTimes, 
         core_j=core * repeat,
         memory_j=memory * repeat,
     )
+
+
+def slowed(times: OpTimes, operation: Operation) -> OpTimes:
+    """`times` at the clock the device settles at; as they are where it keeps its own."""
+    if operation.scale >= 1.0:
+        return times
+    slower = times.memory_s * operation.memory_slowdown
+    return replace(times, compute_s=times.compute_s / operation.scale, memory_s=slower)
 
 
 def throttle(

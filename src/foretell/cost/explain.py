@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from foretell.cost.energy import activity_of, check_limits, power_of, throttle
+from foretell.cost.energy import activity_of, check_limits, power_of, slowed, throttle
 from foretell.cost.model import AUTO, CostModel, OpTimes, Settings, Step, default_model, models
 from foretell.cost.program import Program, lower
 from foretell.cost.scales import calibrated
@@ -115,9 +114,7 @@ def _limited(
     settled = throttle(power, activity_of(power, device, program, times, step), limit_w, locked)
     if settled.scale >= 1.0:
         return times, step, []
-    slower = replace(
-        times, compute_s=times.compute_s / settled.scale, memory_s=times.memory_s * settled.memory_slowdown
-    )
+    slower = slowed(times, settled)
     lines = [
         f"× {1.0 / settled.scale:.3f}  arithmetic, at the clock that the limit leaves",
         f"× {settled.memory_slowdown:.3f}  traffic, likewise",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from foretell.cost.energy import activity_of, check_limits, energy_of, power_of, throttle
+from foretell.cost.energy import activity_of, check_limits, energy_of, power_of, slowed, throttle
 from foretell.cost.estimate import BOUNDS, Estimate, Memory, OpEstimates, frozen
 from foretell.cost.model import AUTO, OpTimes, Settings, Step, default_model, models
 from foretell.cost.program import Program, lower
@@ -77,8 +76,7 @@ def estimate(
         settled = throttle(power, activity, power_limit_w, locked)
         notes = (*notes, *power.notes, *settled.notes)
         if settled.scale < 1.0:
-            slower = times.memory_s * settled.memory_slowdown
-            times = replace(times, compute_s=times.compute_s / settled.scale, memory_s=slower)
+            times = slowed(times, settled)
             step = predictor.step(program, times, settings)
 
     compute, moving = times.compute_s * repeat, times.memory_s * repeat

@@ -285,7 +285,7 @@ def given_batch(options: Options) -> int:
     """The batch of the user's ``--input``: its first dimension. Another ``--batch`` beside it is refused."""
     shape = next(iter((options.inputs or {}).values())).shape
     batch = shape[0] if shape else 1
-    if options.batch != batch and (options.batch_given or options.batch != 1):
+    if options.batch != batch and options.names_batch:
         raise InputError(f"--batch {options.batch} contradicts an input of {batch}", repair="leave --batch out")
     return max(1, batch)
 
@@ -386,7 +386,7 @@ def capture_given(module: Any, examples: tuple[Any, ...], options: Options, name
             f"{label}: no example inputs",
             repair="return (module, example) from the factory, or give --input 0=8x3x224x224:float32",
         )
-    if not options.inputs and (options.batch_given or options.batch != 1):
+    if not options.inputs and options.names_batch:
         examples, kwargs = _of_batch(examples, kwargs, options.batch, label)
     return _with_training(capture_module(module, examples, kwargs, options=options, name=label), options)
 

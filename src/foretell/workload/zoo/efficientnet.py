@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from foretell.workload.zoo.blocks import SqueezeExcite, conv_norm
 from foretell.workload.zoo.design import Scaling, scaled_channels, scaled_repeats
 
 # Table 1: (repeats, kernel, stride, expansion, channels).
@@ -37,28 +38,6 @@ RELEASED = {
 }
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [conv, nn.BatchNorm2d(outputs)]
-
-
-class SqueezeExcite(nn.Module):
-    """x · sigmoid(W₂ silu(W₁ mean(x))), a weight for each channel."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, squeezed, 1),
-            nn.SiLU(inplace=True),
-            nn.Conv2d(squeezed, channels, 1),
-            nn.Sigmoid(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
-
-
 class MBConv(nn.Module):
     """Inverted bottleneck: 1×1 up (unless `expansion` is 1), depthwise, squeeze and excitation, 1×1 down."""
 
@@ -67,9 +46,9 @@ class MBConv(nn.Module):
         wide = inputs * expansion
         layers: list[nn.Module] = []
         if expansion > 1:
-            layers += [*_conv_norm(inputs, wide), nn.SiLU(inplace=True)]
-        layers += [*_conv_norm(wide, wide, kernel, stride, wide), nn.SiLU(inplace=True)]
-        layers += [SqueezeExcite(wide, max(1, int(inputs * 0.25))), *_conv_norm(wide, outputs)]
+            layers += [*conv_norm(inputs, wide), nn.SiLU(inplace=True)]
+        layers += [*conv_norm(wide, wide, kernel, stride, wide), nn.SiLU(inplace=True)]
+        layers += [SqueezeExcite(wide, max(1, int(inputs * 0.25)), nn.SiLU), *conv_norm(wide, outputs)]
         self.layers = nn.Sequential(*layers)
         self.residual = stride == 1 and inputs == outputs
 
@@ -84,14 +63,14 @@ class EfficientNet(nn.Module):
     def __init__(self, scaling: Scaling, num_classes: int = 1000, dropout: float = 0.2) -> None:
         super().__init__()
         channels = scaled_channels(32, scaling.width)
-        features: list[nn.Module] = [*_conv_norm(3, channels, 3, 2), nn.SiLU(inplace=True)]
+        features: list[nn.Module] = [*conv_norm(3, channels, 3, 2), nn.SiLU(inplace=True)]
         for repeats, kernel, stride, expansion, base in _B0:
             outputs = scaled_channels(base, scaling.width)
             for i in range(scaled_repeats(repeats, scaling.depth)):
                 features.append(MBConv(channels, outputs, kernel, stride if i == 0 else 1, expansion))
                 channels = outputs
         last = scaled_channels(1280, scaling.width)
-        self.features = nn.Sequential(*features, *_conv_norm(channels, last), nn.SiLU(inplace=True))
+        self.features = nn.Sequential(*features, *conv_norm(channels, last), nn.SiLU(inplace=True))
         self.classifier = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(last, num_classes)
         )

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.workload.zoo import registry
-
-
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+from foretell.workload.zoo.blocks import conv_norm
 
 
 class BasicBlock(nn.Module):
@@ -25,10 +22,10 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            *_conv_norm(inputs, outputs, 3, stride), nn.ReLU(inplace=True), *_conv_norm(outputs, outputs, 3)
+            *conv_norm(inputs, outputs, 3, stride), nn.ReLU(inplace=True), *conv_norm(outputs, outputs, 3)
         )
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_conv_norm(inputs, outputs, 1, stride))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +62,7 @@ class LinkNet(nn.Module):
     def __init__(self, num_classes: int = 20, join: bool = False) -> None:
         super().__init__()
         widths = (64, 64, 128, 256, 512)
-        self.stem = nn.Sequential(*_conv_norm(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(*conv_norm(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
         self.encoders, self.decoders = nn.ModuleList(), nn.ModuleList()
         self.join = join
         for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):

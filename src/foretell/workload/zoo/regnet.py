@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.errors import InfeasibleError, InputError
+from foretell.workload.zoo.blocks import SqueezeExcite, conv_norm
 from foretell.workload.zoo.design import compatible_widths, quantised_linear, stages_of
 
 
@@ -105,41 +106,19 @@ PUBLISHED = {
 # --- the network -------------------------------------------------------------------------------------------------
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [conv, nn.BatchNorm2d(outputs)]
-
-
-class SqueezeExcite(nn.Module):
-    """x · sigmoid(W₂ relu(W₁ mean(x))), a weight for each channel."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, squeezed, 1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(squeezed, channels, 1),
-            nn.Sigmoid(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
-
-
 class XBlock(nn.Module):
     """Residual bottleneck with a grouped 3×3 convolution; `squeeze` is a share of the block's input width."""
 
     def __init__(self, inputs: int, stage: Stage, stride: int, squeeze: float) -> None:
         super().__init__()
         inner, groups = stage.inner, stage.inner // stage.group_width
-        layers = [*_conv_norm(inputs, inner, 1), nn.ReLU(inplace=True)]
-        layers += [*_conv_norm(inner, inner, 3, stride, groups), nn.ReLU(inplace=True)]
+        layers = [*conv_norm(inputs, inner, 1), nn.ReLU(inplace=True)]
+        layers += [*conv_norm(inner, inner, 3, stride, groups), nn.ReLU(inplace=True)]
         if squeeze:
-            layers.append(SqueezeExcite(inner, round(inputs * squeeze)))
-        self.layers = nn.Sequential(*layers, *_conv_norm(inner, stage.width, 1))
+            layers.append(SqueezeExcite(inner, round(inputs * squeeze), nn.ReLU))
+        self.layers = nn.Sequential(*layers, *conv_norm(inner, stage.width, 1))
         changes = inputs != stage.width or stride != 1
-        self.shortcut = nn.Sequential(*_conv_norm(inputs, stage.width, 1, stride)) if changes else nn.Identity()
+        self.shortcut = nn.Sequential(*conv_norm(inputs, stage.width, 1, stride)) if changes else nn.Identity()
         self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,7 +130,7 @@ class AnyNet(nn.Module):
 
     def __init__(self, stages: Sequence[Stage], squeeze: float = 0.0, num_classes: int = 1000) -> None:
         super().__init__()
-        blocks: list[nn.Module] = [*_conv_norm(3, 32, 3, 2), nn.ReLU(inplace=True)]
+        blocks: list[nn.Module] = [*conv_norm(3, 32, 3, 2), nn.ReLU(inplace=True)]
         channels = 32
         for stage in stages:
             for i in range(stage.depth):
