@@ -1,0 +1,1 @@
+"""Training methods, tested by convergence on small real tasks."""

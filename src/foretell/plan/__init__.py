@@ -1,0 +1,1 @@
+"""How to run a workload: search spaces, solvers, and what they choose."""

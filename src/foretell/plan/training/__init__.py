@@ -1,0 +1,1 @@
+"""Plans for training: the legal space, its search, and configuration files."""

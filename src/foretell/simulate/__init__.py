@@ -1,0 +1,1 @@
+"""What happens over time, under load: collectives on a network, pipelines, training steps."""
