@@ -1,0 +1,191 @@
+"""Times of the kernels of a layer: forward, gradients of inputs, gradients of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost import residual
+from foretell.cost.kernel import KERNEL
+from foretell.cost.kernels.attention import attention
+from foretell.cost.kernels.gemm import Products
+from foretell.cost.rates import bandwidth, matrix_rate
+from foretell.hardware.device import Device
+from foretell.simulate.training.constants import Constants
+from foretell.simulate.training.layers import Attention, Kernels, Product
+from foretell.simulate.training.plan import CHOICES, PlanTable
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+__all__ = ["KernelSums", "sums"]
+
+#: Precision of a plan → (number format of the large products, bytes of an operand).
+FORMATS: Mapping[str, tuple[str, float]] = {
+    "bf16": ("bf16", 2.0),
+    "fp16": ("fp16", 2.0),
+    "fp8": ("fp8", 1.0),
+    "mxfp8": ("fp8", 1.03125),  # 32 values share a scale of 8 bits
+    "nvfp4": ("fp4", 0.5625),  # 16 values share a scale of 8 bits
+}
+_HALF = {"bf16": "bf16", "fp16": "fp16"}
+# Bytes moved to convert a 16-bit value to the low format, once along rows and once along columns: read, write both.
+_CONVERTED = {"bf16": 0.0, "fp16": 0.0, "fp8": 4.0, "mxfp8": 4.0, "nvfp4": 3.2}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSums:
+    """Device time of all kernels of a layer, columns (shapes,).
+
+    `input_s` and `weight_s` are the two halves of the backward pass: what the layer before waits for, and what can be
+    put off. `core_s` is the forward time of the core of attention, which selective recomputation repeats. `flops` is the
+    arithmetic of one forward pass as executed, `weight_flops` the part of it with trained weights.
+    """
+
+    forward_s: Floats
+    input_s: Floats
+    weight_s: Floats
+    core_s: Floats
+    forward_kernels: Floats
+    backward_kernels: Floats
+    flops: Floats
+    trained_flops: Floats
+
+    @property
+    def backward_s(self) -> Floats:
+        """Both halves of the backward pass."""
+        return self.input_s + self.weight_s
+
+
+def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -> KernelSums:
+    """Times of these kernels, whose columns are parallel to `t`."""
+    rows = len(t)
+    forward, of_input, of_weight, core = (np.zeros(rows) for _ in range(4))
+    forward_kernels, backward_kernels, flops, trained = (np.zeros(rows) for _ in range(4))
+    gap = constants["kernel_s"]
+    for product, (ahead, back_input, back_weight) in zip(
+        kernels.products, _products(kernels.products, t, device, constants), strict=True
+    ):
+        there = product.batch > 0
+        learns = np.logical_not(np.broadcast_to(product.frozen, rows))
+        forward += ahead + gap * there
+        of_input += back_input + gap * there
+        of_weight += np.where(learns, back_weight + gap * there, 0.0)
+        core += (ahead + gap * there) * product.core
+        forward_kernels += there
+        backward_kernels += (1.0 + learns) * there
+        work = 2.0 * product.batch * product.m * product.n * product.k
+        flops += work
+        trained += np.where(learns, work, 0.0)
+    for attend in kernels.attentions:
+        ahead, back = _attention(attend, t, device, constants)
+        there = np.broadcast_to(attend.where, rows)
+        forward += np.where(there, ahead, 0.0)
+        of_input += np.where(there, back, 0.0)
+        core += np.where(there, ahead, 0.0)
+        forward_kernels += there
+        backward_kernels += 2.0 * there
+        work = 4.0 * attend.batch * attend.rows * attend.keys * attend.depth * (0.5 if attend.causal else 1.0)
+        flops += np.where(there, work, 0.0)
+        trained += np.where(there, work, 0.0)
+    rate = bandwidth(device) * constants["stream_share"]
+    for stream in kernels.streams:
+        there = (np.asarray(stream.forward_bytes) > 0) & np.ones(rows, dtype=np.bool_)
+        ahead = stream.forward_bytes / rate + stream.kernels * gap * there
+        back = stream.backward_bytes / rate + stream.kernels * gap * there
+        forward += ahead
+        of_input += back
+        core += ahead * stream.core
+        forward_kernels += stream.kernels * there
+        backward_kernels += stream.kernels * there
+    converted, count = _conversions(kernels.products, t, rate)
+    forward += converted + count * gap
+    of_input += converted + count * gap
+    forward_kernels += count
+    backward_kernels += count
+    return KernelSums(forward, of_input, of_weight, core, forward_kernels, backward_kernels, flops, trained)
+
+
+def _conversions(products: Sequence[Product], t: PlanTable, rate: float) -> tuple[Floats, Floats]:
+    """Seconds, and kernels, of converting what products take to a low format: about as much forward as backward."""
+    each = np.array([_CONVERTED[name] for name in CHOICES["precision"]])[t["precision"]]
+    low = [p for p in products if p.low and p.weights]
+    moved = sum((each * p.batch * p.m * p.k for p in low), start=np.zeros(len(t)))
+    return moved / rate, len(low) * (each > 0.0)
+
+
+def _products(
+    products: Sequence[Product], t: PlanTable, device: Device, constants: Constants
+) -> list[tuple[Floats, Floats, Floats]]:
+    """For each product its forward time and those of both gradients."""
+    columns = []
+    for p in products:
+        low = np.full(len(t), p.low and p.weights)
+        for m, n, k in ((p.m, p.n, p.k), (p.m, p.k, p.n), (p.k, p.n, p.m)):
+            grows = np.full(len(t), p.weights and m is p.k)  # the gradient of weights is added to in fp32
+            columns.append(np.stack([p.batch, m, n, k, t["precision"], low, grows]))
+    if not columns:
+        return []
+    stacked = np.stack(columns)  # (products · 3, 7, rows)
+    flat = stacked.transpose(0, 2, 1).reshape(-1, 7)
+    distinct, inverse = np.unique(flat, axis=0, return_inverse=True)
+    seconds = _times(distinct, device, constants)[inverse.reshape(-1)].reshape(len(products), 3, len(t))
+    return [(one[0], one[1], one[2]) for one in seconds]
+
+
+def _times(rows: Floats, device: Device, constants: Constants) -> Floats:
+    """Seconds of products (rows of batch, m, n, k, precision, low, grows); 0 where there is none."""
+    batch, m, n, k, precision, low, grows = rows.T
+    seconds = np.zeros(len(rows))
+    for index, name in enumerate(CHOICES["precision"]):
+        for is_low in (False, True):
+            of = np.flatnonzero((precision == index) & (low == is_low) & (batch > 0))
+            if not len(of):
+                continue
+            number_format, size = FORMATS[name] if is_low else (_HALF.get(name, "bf16"), 2.0)
+            rate = matrix_rate(device, number_format)
+            size = max(size, {"fp8": 1.0, "fp4": 0.5}.get(rate.runs_as, 2.0))
+            ones = np.ones(len(of))
+            out = np.where(grows[of] > 0, 8.0, 2.0)
+            found = Products(
+                np.maximum(1.0, batch[of]), m[of], n[of], k[of], rate.flops_per_s * ones,
+                size * ones, size * ones, out, np.full(len(of), -1),
+            )  # fmt: skip
+            narrow = size < 2.0
+            seconds[of] = _library(found, device, narrow) / constants.efficiency(name if narrow else "half", device)
+    return seconds
+
+
+def _library(products: Products, device: Device, narrow: bool) -> Floats:
+    """Seconds of products as a library runs them: physics, and for 16 bits what measurements leave of it."""
+    times = products.times(device, KERNEL.families["gemm"])
+    if narrow or device.kind != "gpu":  # narrow products were measured with the conversion of their operands
+        return times.time_s
+    learned = residual.load("gemm")
+    factor = np.exp(np.clip(learned.forests["mid"].predict(products.features(times, device)), *learned.clip))
+    return np.maximum(times.time_s * factor, times.floor_s)
+
+
+def _attention(a: Attention, t: PlanTable, device: Device, constants: Constants) -> tuple[Floats, Floats]:
+    rate = matrix_rate(device, "bf16").flops_per_s
+    where = np.broadcast_to(a.where, len(t))
+    columns = np.stack([a.batch, a.rows, a.keys, a.depth])
+    columns = np.where(where, columns, 1.0)
+    distinct, inverse = np.unique(columns, axis=1, return_inverse=True)
+    count = distinct.shape[1]
+    both = np.concatenate([distinct, distinct], axis=1)
+    backward = np.arange(2 * count) >= count
+    two = np.full(2 * count, 2.0)
+    found = attention(
+        *both, np.full(2 * count, rate), two, two, np.full(2 * count, a.causal), backward, device,
+        KERNEL.families["attention"],
+    ).time_s  # fmt: skip
+    ahead, back = found[:count], found[count:]
+    inverse = inverse.reshape(-1)
+    return ahead[inverse] / constants["attention.forward"], back[inverse] / constants["attention.backward"]
+
+

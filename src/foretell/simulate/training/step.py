@@ -1,0 +1,443 @@
+"""`steps`: how long a training step takes under each of many plans, in closed form.
+
+    step = micro-batches · slowest rank + bubble + what of communication nothing hides + optimiser
+
+A rank's time for a micro-batch is that of its layers: kernels (`kernels`), or the host where issuing them takes longer,
+plus the collectives of its tensor, context and expert group that are not hidden. Everything is a column over plans; the
+kernels of the few hundred distinct shapes among them are costed once (`layers.Shapes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost.rates import bandwidth
+from foretell.errors import InputError
+from foretell.hardware.cluster import Cluster
+from foretell.hardware.device import Device
+from foretell.simulate.collectives import Fabric
+from foretell.simulate.training.constants import Constants, constants
+from foretell.simulate.training.kernels import KernelSums, sums
+from foretell.simulate.training.layers import Shapes, embedding, head, layer, padded_vocabulary, shared_tokens, tokens
+from foretell.simulate.training.plan import CHOICES, PlanTable, TrainingPlan
+from foretell.simulate.training.stages import layers_of
+from foretell.workload.llm.config import LayerGroup, LLMConfig
+from foretell.workload.llm.weights import layer_weights, model_weights
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+__all__ = ["PARTS", "StepTable", "step", "steps"]
+
+#: The parts that a step's time is the sum of.
+PARTS = (
+    *("compute_s", "recompute_s", "host_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s"),
+    *("bubble_s", "optimizer_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Seconds of a step and what they are made of, columns (plans,).
+
+    The parts are those of the slowest rank of the pipeline: `compute_s` kernels of forward and backward passes,
+    `recompute_s` those run again, `host_s` what the device waits for the host, `tp_s`, `cp_s`, `ep_s`, `pp_s` and `dp_s`
+    communication that nothing hides, `bubble_s` waiting for other ranks, `optimizer_s` the update of the weights.
+    `hidden_s` is communication that compute hides, in no part. `flops_per_device` counts what the model needs (causal
+    attention by its half, nothing recomputed), `peak_flops_per_s` is the device's in the plan's precision.
+    """
+
+    compute_s: Floats
+    recompute_s: Floats
+    host_s: Floats
+    tp_s: Floats
+    cp_s: Floats
+    ep_s: Floats
+    pp_s: Floats
+    dp_s: Floats
+    bubble_s: Floats
+    optimizer_s: Floats
+    hidden_s: Floats
+    flops_per_device: Floats
+    peak_flops_per_s: Floats
+    tokens: Floats
+
+    @property
+    def time_s(self) -> Floats:
+        """Seconds of a step."""
+        return np.asarray(sum(getattr(self, name) for name in PARTS), dtype=np.float64)
+
+    @property
+    def exposed_s(self) -> Floats:
+        """Communication that nothing hides."""
+        return self.tp_s + self.cp_s + self.ep_s + self.pp_s + self.dp_s
+
+    @property
+    def mfu(self) -> Floats:
+        """Model FLOP utilisation: share of the peak that the model's own arithmetic takes."""
+        return self.flops_per_device / (self.time_s * self.peak_flops_per_s)
+
+    @property
+    def tokens_per_s(self) -> Floats:
+        """Tokens a second, all devices together."""
+        return self.tokens / self.time_s
+
+    def parts(self, row: int = 0) -> Mapping[str, float]:
+        """The parts of one row by name."""
+        return MappingProxyType({name: float(getattr(self, name)[row]) for name in PARTS})
+
+    def take(self, rows: npt.ArrayLike) -> StepTable:
+        """Some of the rows."""
+        index = np.asarray(rows)
+        return StepTable(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+def step(config: LLMConfig, plan: TrainingPlan, cluster: Cluster, using: Constants | None = None) -> StepTable:
+    """The step of one plan, as a table of one row."""
+    return steps(config, PlanTable.of([plan]), cluster, using)
+
+
+def steps(config: LLMConfig, table: PlanTable, cluster: Cluster, using: Constants | None = None) -> StepTable:
+    """The steps of these plans on a cluster of equal devices. Legality is not looked at.
+
+    Raises InputError where devices differ, or one lacks a number that nothing stands in for.
+    """
+    if not cluster.homogeneous:
+        raise InputError("devices of several kinds", f"cluster {cluster.name!r}", "plan each kind by itself")
+    return _Steps(config, table, cluster, constants() if using is None else using).table()
+
+
+@lru_cache(maxsize=1024)
+def elements(config: LLMConfig, group: LayerGroup | None) -> Mapping[str, float]:
+    """Elements of the weights of a layer (None: outside the layers) by kind."""
+    found: dict[str, float] = {"matrix": 0.0, "vector": 0.0, "experts": 0.0, "embedding": 0.0}
+    for weight in model_weights(config) if group is None else layer_weights(config, group):
+        found[weight.kind] += weight.elements
+    return MappingProxyType(found)
+
+
+class _Layer:
+    """Seconds of one layer of a group for each shape: compute, and communication before anything hides it."""
+
+    def __init__(self, made: KernelSums, forward: Mapping[str, Floats], backward: Mapping[str, Floats]) -> None:
+        self.made = made
+        self.forward = forward
+        self.backward = backward
+
+
+class _Steps:
+    def __init__(self, config: LLMConfig, table: PlanTable, cluster: Cluster, using: Constants) -> None:
+        self.config, self.t, self.c = config, table, using
+        self.device: Device = cluster.groups[0][1].device
+        self.fabric = Fabric.of(cluster)
+        self.shapes = Shapes.among(table)
+        self.u = self.shapes.table  # one row a shape
+        self.framework = CHOICES["framework"]
+
+    def _host(self, name: str, t: PlanTable) -> Floats:
+        """A constant of the host, by framework; none where a CUDA graph replays the layers."""
+        values = np.array([self.c[f"host.{framework}.{name}"] for framework in self.framework])[t["framework"]]
+        return np.where(t.flag("cuda_graph"), 0.0, values)
+
+    # --- one layer -----------------------------------------------------------------------------------------------
+
+    def _comm(self, group: LayerGroup) -> tuple[dict[str, Floats], dict[str, Floats], Floats, Floats]:
+        """Seconds of collectives of a layer, forward and backward by kind, and how many there are each way."""
+        u, c, config = self.u, self.config, self.config
+        rows = len(u)
+        s, h = tokens(u), float(c.hidden)
+        time = self.fabric.time_s
+        zero = np.zeros(rows)
+        tp, cp, ep = u["tp"], u["cp"], u["ep"]
+        activations = 2.0 * s * h
+        sequence = u.flag("sequence_parallel")
+        reduce = time("all_reduce", activations, tp, np.ones_like(tp))
+        gather = time("all_gather", activations, tp, np.ones_like(tp))
+        scatter = time("reduce_scatter", activations, tp, np.ones_like(tp))
+        # A pair of products each: the MLP of routed experts is not split by tensor parallelism, what is beside it is.
+        pairs = 1.0 + (0.0 if group.moe and not (config.moe and config.moe.shared_intermediate) else 1.0)
+        forward_tp = pairs * np.where(sequence, gather + scatter, reduce)
+        backward_tp = pairs * np.where(sequence, gather + scatter + gather, reduce)
+        many_tp = np.where(tp > 1, pairs * np.where(sequence, 2.0, 1.0), 0.0)
+        hidden = np.where(u.flag("overlap_tp") if "overlap_tp" in u.columns else False, self.c["tp.hidden"], 0.0)
+        exposed = 1.0 - hidden
+
+        if c.mla is None:
+            kv = np.maximum(1.0, c.kv_heads / tp) * 2.0 * c.head_dim
+            q = c.heads / tp * c.head_dim
+        else:
+            kv = c.heads / tp * (c.query_dim + c.value_dim)
+            q = c.heads / tp * c.query_dim
+        stride = tp
+        own = 2.0 * s * kv
+        ring = (cp - 1.0) * time("send_recv", own, cp, stride)
+        exchange = time("all_to_all", 2.0 * s * (2.0 * q + kv), cp, stride)
+        collected = time("all_gather", own * cp, cp, stride)
+        forward_cp = np.select([u.chosen("context_scheme", "ring"), u.chosen("context_scheme", "a2a")],
+                               [ring, exchange], collected)  # fmt: skip
+        backward_cp = np.select([u.chosen("context_scheme", "ring"), u.chosen("context_scheme", "a2a")],
+                                [2.0 * ring, exchange], 2.0 * collected)  # fmt: skip
+        window = group.window
+        if window is not None:
+            forward_cp, backward_cp = forward_cp * 1.0, backward_cp * 1.0
+        forward = {"tp": forward_tp * exposed, "cp": forward_cp, "ep": zero}
+        backward = {"tp": backward_tp * exposed, "cp": backward_cp, "ep": zero}
+        many_ep = zero
+        if group.moe and c.moe is not None:
+            sent = np.where(sequence, shared_tokens(u), s / tp) * c.moe.top_k * h * 2.0
+            dispatch = time("all_to_all", sent, ep, np.ones_like(ep) * tp)
+            gathered = time("all_gather", 2.0 * shared_tokens(u) * h * ep, ep, tp)
+            one_way = np.where(u.chosen("dispatcher", "allgather"), gathered, dispatch)
+            forward["ep"] = 2.0 * one_way
+            backward["ep"] = 2.0 * one_way
+            many_ep = np.where(ep > 1, 2.0, 0.0)
+        return forward, backward, many_tp + np.where(cp > 1, cp, 0.0) + many_ep, many_tp * 1.5 + many_ep
+
+    def _layers(self) -> list[tuple[LayerGroup, KernelSums]]:
+        return [(g, sums(layer(self.config, g, self.u), self.u, self.device, self.c)) for g in self.config.groups]
+
+    # --- the step ------------------------------------------------------------------------------------------------
+
+    def table(self) -> StepTable:
+        t, c, of = self.t, self.c, self.shapes.of
+        rows = len(t)
+        m = t.micro_batches.astype(np.float64)
+        made = self._layers()
+        groups = len(made)
+        kernel_host = self._host("kernel_s", t)
+        collective_host = self._host("collective_s", t)
+        # FSDP and ZeRO-3 gather each layer's weights before it runs, forward and backward, and scatter its gradients.
+        sharded = t["zero"] == 3
+        # Per layer of each group, columns (rows,).
+        keys = ("compute", "recompute", "host", "tp", "cp", "ep", "dp", "hidden")
+        per_layer = {key: np.zeros((groups, rows)) for key in keys}
+        full = t.chosen("recompute", "full")
+        selective = t.chosen("recompute", "selective")
+        for index, (group, one) in enumerate(made):
+            forward, backward, many_f, many_b = (
+                {k: v[of] for k, v in x.items()} if isinstance(x, dict) else x[of] for x in self._comm(group)
+            )
+            f, b = one.forward_s[of], one.backward_s[of]
+            core = one.core_s[of]
+            attention_f = core
+            # A ring passes keys and values on while attention runs on those at hand.
+            ring = t.chosen("context_scheme", "ring")
+            for direction, beside in ((forward, attention_f), (backward, 2.5 * attention_f)):
+                cover = np.where(ring, np.minimum(c["cp.hidden"] * direction["cp"], beside), 0.0)
+                per_layer["hidden"][index] += cover
+                direction["cp"] = direction["cp"] - cover
+                cover = np.where(t.flag("overlap_ep"), c["ep.hidden"] * direction["ep"], 0.0)
+                per_layer["hidden"][index] += cover
+                direction["ep"] = direction["ep"] - cover
+            gather, scatter = self._weights_traffic(group, sharded)
+            f_hidden = np.minimum(gather, f)
+            b_hidden = np.minimum(gather + scatter, b)
+            per_layer["hidden"][index] += f_hidden + b_hidden
+            slow = c["overlap.slowdown"] * (f_hidden + b_hidden)
+            per_layer["dp"][index] = gather - f_hidden + (gather + scatter) - b_hidden + slow
+            comm_f = sum(forward.values(), start=np.zeros(rows))
+            comm_b = sum(backward.values(), start=np.zeros(rows))
+            extra = np.where(sharded, 1.0, 0.0)
+            host_f = kernel_host * one.forward_kernels[of] + collective_host * (many_f + extra)
+            host_b = kernel_host * one.backward_kernels[of] + collective_host * (many_b + 2.0 * extra)
+            if group.moe:
+                host_f, host_b = host_f + c["moe.sync_s"], host_b + c["moe.sync_s"]
+            waits_f = np.maximum(0.0, host_f - f - comm_f)
+            waits_b = np.maximum(0.0, host_b - b - comm_b)
+            per_layer["compute"][index] = f + b
+            per_layer["host"][index] = waits_f + waits_b
+            for key in ("tp", "cp", "ep"):
+                per_layer[key][index] = forward[key] + backward[key]
+            # What full recomputation repeats for a layer: the whole forward pass with its collectives.
+            per_layer["recompute"][index] = np.where(full, f, np.where(selective, core, 0.0))
+            repeated = {key: np.where(full, forward[key], 0.0) for key in ("tp", "cp", "ep")}
+            repeated["host"] = np.where(full, waits_f, 0.0)
+            share = self._recomputed_share()
+            per_layer["recompute"][index] *= np.where(full, share, 1.0)
+            for key, value in repeated.items():
+                per_layer[key][index] += value * share
+        ends = {name: sums(what(self.config, self.u), self.u, self.device, c)
+                for name, what in (("first", embedding), ("last", head))}  # fmt: skip
+        first, last = ((ends[n].forward_s + ends[n].backward_s)[of] for n in ("first", "last"))
+        loss_tp = self._loss_collectives()
+        parts = {key: np.zeros(rows) for key in keys}
+        total, spread = np.zeros(rows), np.zeros(rows)
+        combos, inverse = np.unique(
+            np.stack([t["pp"], t["vp"], t["first_layers"], t["last_layers"]], axis=1), axis=0, return_inverse=True
+        )
+        inverse = inverse.reshape(-1)
+        everything = sum((per_layer[k] for k in keys if k != "hidden"), start=np.zeros((groups, rows)))
+        for index, (pp, vp, n_first, n_last) in enumerate(combos):
+            here = np.flatnonzero(inverse == index)
+            counts = layers_of(self.config, int(pp), int(vp), int(n_first), int(n_last)).sum(axis=1)  # (pp, groups)
+            ranks = counts.astype(np.float64) @ everything[:, here]  # (pp, rows)
+            ranks[0] += first[here]
+            ranks[-1] += last[here] + loss_tp[here]
+            slowest = np.argmax(ranks, axis=0)
+            total[here] = ranks[slowest, np.arange(len(here))]
+            spread[here] = ranks.sum(axis=0)
+            weights = counts[slowest].T  # (groups, rows)
+            for key in keys:
+                parts[key][here] = (weights * per_layer[key][:, here]).sum(axis=0)
+            parts["compute"][here] += first[here] * (slowest == 0) + last[here] * (slowest == pp - 1)
+            parts["tp"][here] += loss_tp[here] * (slowest == pp - 1)
+        per_micro = self._host("micro_batch_s", t)
+        bubble = self._bubble(total, spread, parts)
+        exposed_pp, hidden_pp = self._point_to_point(m)
+        exposed_dp, hidden_dp = self._data_parallel(total)
+        update = self._update()
+        flops, peak = self._flops(made, ends["last"])
+        return StepTable(
+            compute_s=m * parts["compute"],
+            recompute_s=m * parts["recompute"],
+            host_s=m * (parts["host"] + per_micro) + self._host_step(),
+            tp_s=m * parts["tp"],
+            cp_s=m * parts["cp"],
+            ep_s=m * parts["ep"],
+            pp_s=exposed_pp,
+            dp_s=m * parts["dp"] + exposed_dp,
+            bubble_s=bubble,
+            optimizer_s=update,
+            hidden_s=m * parts["hidden"] + hidden_pp + hidden_dp,
+            flops_per_device=flops,
+            peak_flops_per_s=peak,
+            tokens=(t["global_batch"] * t["seq_len"]).astype(np.float64),
+        )
+
+    def _host_step(self) -> Floats:
+        t = self.t
+        return np.array([self.c[f"host.{f}.step_s"] for f in self.framework])[t["framework"]]
+
+    def _recomputed_share(self) -> Floats:
+        """Share of a rank's layers that full recomputation repeats."""
+        t = self.t
+        mine = np.maximum(1.0, self.config.layers / t["pp"])
+        return np.where(t["recompute_layers"] > 0, np.minimum(1.0, t["recompute_layers"] / mine), 1.0)
+
+    def _bubble(self, slowest: Floats, spread: Floats, parts: Mapping[str, Floats]) -> Floats:
+        """What the slowest rank waits for others: filling and draining the pipeline."""
+        t = self.t
+        idle = spread - slowest
+        chunks = np.where(t.chosen("schedule", "layered"), np.maximum(1.0, self.config.layers / t["pp"]), t["vp"])
+        idle = idle / np.where(t["pp"] > 1, chunks, 1.0)
+        # Zero-bubble schedules (ZB-H1) fill with gradients of weights, about a third of the work.
+        return np.where(t.chosen("schedule", "zero-bubble"), idle / 3.0, idle)
+
+    def _point_to_point(self, m: Floats) -> tuple[Floats, Floats]:
+        t = self.t
+        nbytes = 2.0 * tokens(t) * self.config.hidden / t["tp"]  # each tensor-parallel rank sends its part
+        one = self.fabric.time_s("send_recv", nbytes, t["pp"], t["tp"] * t["cp"] * t["dp"])
+        one = np.where(t["pp"] > 1, one, 0.0)
+        overlapped = t.flag("overlap_p2p") & (t["vp"] > 1)
+        each = 2.0 * one * t["vp"]
+        filling = 2.0 * (t["pp"] - 1.0) * one
+        return np.where(overlapped, 0.0, m * each) + filling, np.where(overlapped, m * each, 0.0)
+
+    def _rank_elements(self, group: LayerGroup | None) -> tuple[Floats, Floats]:
+        """Elements of dense and expert weights of a layer on each device before sharding (None: embedding, head)."""
+        t = self.t
+        found = elements(self.config, group)
+        if group is None:
+            tables = 1.0 if self.config.tied_embeddings and len(t) else 2.0
+            table = padded_vocabulary(self.config, t["tp"]) * self.config.hidden / t["tp"]
+            on_one = np.where(t["pp"] > 1, 1.0, tables)
+            return table * on_one, np.zeros(len(t))
+        return found["matrix"] / t["tp"] + found["vector"], found["experts"] / t["ep"]
+
+    def _weights_traffic(self, group: LayerGroup, sharded: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Seconds of gathering a layer's sharded weights, and of scattering its gradients."""
+        t = self.t
+        if not sharded.any():
+            return np.zeros(len(t)), np.zeros(len(t))
+        dense, expert = self._rank_elements(group)
+        over, stride = t.shards, t["tp"]
+        gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
+        gather = self.fabric.time_s("all_gather", 2.0 * (dense + expert), over, stride)
+        scatter = self.fabric.time_s("reduce_scatter", gradient * (dense + expert), over, stride)
+        return np.where(sharded, gather, 0.0), np.where(sharded, scatter, 0.0)
+
+    def _held(self) -> tuple[Floats, Floats]:
+        """Elements of dense and expert weights on the fullest rank of the pipeline."""
+        t = self.t
+        share = self.config.layers / t["pp"]
+        dense, expert = self._rank_elements(None)
+        for group in self.config.groups:
+            d, e = self._rank_elements(group)
+            part = share * group.layers / self.config.layers
+            dense, expert = dense + part * d, expert + part * e
+        return dense, expert
+
+    def _trained(self) -> Floats:
+        """Share of the weights that get gradients."""
+        return np.where(self.t["lora_rank"] > 0, 0.005, 1.0)
+
+    def _data_parallel(self, slowest: Floats) -> tuple[Floats, Floats]:
+        """Reducing gradients and gathering weights once a step, where weights are not sharded."""
+        t, c = self.t, self.c
+        dense, expert = self._held()
+        dense, expert = dense * self._trained(), expert * self._trained()
+        gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
+        replicas = t["dp"] * t["cp"]
+        stride = t["tp"]
+        spread = np.maximum(1, replicas // np.minimum(t["ep"], replicas))
+        once = t["zero"] < 3
+
+        def collective(kind: str, nbytes: float | Floats) -> Floats:
+            found = self.fabric.time_s(kind, nbytes * dense, replicas, stride)
+            return found + self.fabric.time_s(kind, nbytes * expert, spread, stride * t["ep"])
+
+        reduce = np.where(t["zero"] == 0, collective("all_reduce", gradient), collective("reduce_scatter", gradient))
+        gather = np.where(t["zero"] == 0, 0.0, collective("all_gather", 2.0))
+        reduce, gather = np.where(once, reduce, 0.0), np.where(once, gather, 0.0)
+        # Hidden behind the last backward pass and the first forward pass of this rank.
+        under_b, under_f = slowest * 2.0 / 3.0, slowest / 3.0
+        hidden_r = np.where(t.flag("overlap_grad_reduce"), np.minimum(c["dp.hidden"] * reduce, under_b), 0.0)
+        hidden_g = np.where(t.flag("overlap_param_gather"), np.minimum(c["dp.hidden"] * gather, under_f), 0.0)
+        hidden = hidden_r + hidden_g
+        return reduce + gather - hidden + c["overlap.slowdown"] * hidden, hidden
+
+    def _loss_collectives(self) -> Floats:
+        """The vocabulary is split: largest logit, logit of the label and sum of exponentials are reduced; with sequence
+        parallelism the final norm's output is gathered."""
+        t = self.t
+        one = np.ones_like(t["tp"])
+        small = 3.0 * self.fabric.time_s("all_reduce", 4.0 * tokens(t), t["tp"], one)
+        activations = 2.0 * tokens(t) * self.config.hidden
+        back = self.fabric.time_s("all_reduce", activations, t["tp"], one)
+        return small + back
+
+    def _update(self) -> Floats:
+        """Adam on this rank's share: gradient, two moments and master weights read, the last three and 16-bit weights
+        written (30 bytes); gradients read once more for their norm and set to zero."""
+        t = self.t
+        dense, expert = self._held()
+        replicas = np.where(t["zero"] > 0, t.shards, 1)
+        spread = np.maximum(1, replicas // np.where(t["zero"] > 0, np.minimum(t["ep"], replicas), 1))
+        mine = dense / replicas + expert / spread
+        everything = np.where(t["zero"] >= 2, mine, dense + expert)
+        return self._trained() * (30.0 * mine + 8.0 * everything) / (bandwidth(self.device) * self.c["stream_share"])
+
+    def _flops(self, made: list[tuple[LayerGroup, KernelSums]], last: KernelSums) -> tuple[Floats, Floats]:
+        t, of = self.t, self.shapes.of
+        total = np.zeros(len(t))
+        for group, one in made:
+            total += group.layers * (2.0 * one.flops + one.trained_flops)[of]
+        total += (2.0 * last.flops + last.trained_flops)[of]
+        # Unfused attention computes the half that a causal mask throws away.
+        unfused = t.chosen("attention", "unfused")
+        wasted = 6.0 * tokens(t) * t["seq_len"] * self.config.heads / t["tp"] * (
+            self.config.query_dim + self.config.value_dim
+        ) / 2.0 * self.config.layers  # fmt: skip
+        total = np.where(unfused, total - wasted, total)
+        device = self.device
+        names = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+        peaks = []
+        for name in CHOICES["precision"]:
+            peaks.append(device.peak(names[name]) or device.peak("bf16") or device.peak("fp16") or np.nan)
+        return total * t.micro_batches / t["pp"], np.array(peaks)[t["precision"]]
