@@ -505,7 +505,7 @@ def _values(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> dict[str
         "heads": config.heads, "kv_heads": config.kv_heads, "hidden": config.hidden, "layers": config.layers,
         "widths": " and ".join(map(str, _widths(config))), "positions": config.position_rows,
         "ends": f" ({', '.join(ends)} layers)" if ends else "", "per_rank": -(-config.layers // plan.pp),
-        "experts": "experts: the model has none" if config.moe is None else f"{config.moe.experts} experts",
+        "experts": "the model's experts (it has none)" if config.moe is None else f"{config.moe.experts} experts",
         "multiple": _MULTIPLES.get(plan.precision, 1), "schedules": ", ".join(_SCHEDULES[plan.framework]),
         "device": (lacking or [cluster.groups[0][1].device])[0].name,
     }  # fmt: skip
@@ -520,9 +520,10 @@ def _alternatives(name: str, plan: TrainingPlan, most: int) -> Ints:
     if name == "zero":
         return np.arange(4, dtype=np.int64)
     value = int(getattr(plan, name))
-    if name in ("global_batch", "seq_len"):  # the nearest multiples of what divides them
+    if name in ("global_batch", "seq_len"):  # the nearest multiples of what divides them, and halves
         step = plan.micro_batch * plan.dp if name == "global_batch" else 2 * plan.cp * plan.tp
-        return np.array([max(step, value // step * step), value // step * step + step], dtype=np.int64)
+        halves = [value >> i for i in range(1, 12) if value >> i]
+        return np.unique([*halves, max(step, value // step * step), value // step * step + step])
     least = 0 if _FIELDS[name].default == 0 else 1
     return np.arange(least, min(4096, 2 * max(value, most)) + 1, dtype=np.int64)
 
@@ -548,7 +549,7 @@ def _nearest(rule: Rule, config: LLMConfig, plan: TrainingPlan, cluster: Cluster
 
 
 def _columns(plan: TrainingPlan) -> dict[str, Any]:
-    return {name: column for name, column in PlanTable.of([plan]).columns.items()}
+    return dict(PlanTable.of([plan]).columns.items())
 
 
 def nearest_plans(
@@ -556,8 +557,22 @@ def nearest_plans(
 ) -> tuple[TrainingPlan, ...]:
     """The plans that keep every rule and differ least from `plan`.
 
-    Degrees may change, and besides them the settings in `mends`; a doubling counts as much as another name.
+    Degrees may change, and besides them the settings in `mends`; a doubling counts as much as another name. The batch
+    and the length of sequences change only where nothing else helps.
     """
+    found = _nearest_plans(config, plan, cluster, mends, most)
+    for name in ("global_batch", "seq_len"):
+        if not found and name in mends:
+            others = _alternatives(name, plan, 0)
+            others = others[np.argsort(np.abs(others - getattr(plan, name)), kind="stable")]
+            for value in others[:8]:
+                found = found or _nearest_plans(config, plan.replace(**{name: int(value)}), cluster, mends, most)
+    return found
+
+
+def _nearest_plans(
+    config: LLMConfig, plan: TrainingPlan, cluster: Cluster, mends: Sequence[str], most: int
+) -> tuple[TrainingPlan, ...]:
     count = cluster.device_count
     found = divisors(count)
     tp, cp, pp = (axis.reshape(-1) for axis in np.meshgrid(found, found, found, indexing="ij"))
@@ -576,7 +591,13 @@ def nearest_plans(
     table = PlanTable.build({**_columns(plan), **columns}, rows)
     good = np.flatnonzero(legal(config, table, cluster))
     order = good[np.argsort(_distance(columns, plan)[good], kind="stable")]
-    return tuple(table.plan(int(row)) for row in order[:most])
+    found_plans: dict[str, TrainingPlan] = {}  # by what is said of them: names of a setting are one plan's variants
+    for row in order:
+        if len(found_plans) == most:
+            break
+        one = table.plan(int(row))
+        found_plans.setdefault(str(one), one)
+    return tuple(found_plans.values())
 
 
 def _changes(config: LLMConfig, plan: TrainingPlan, mends: Sequence[str]) -> dict[str, Ints]:
@@ -612,7 +633,8 @@ def _distance(columns: dict[str, Any], plan: TrainingPlan) -> npt.NDArray[np.flo
         if name in CHOICES or isinstance(_FIELDS[name].default, bool):
             total += column != value
         elif name in ("zero", "first_layers", "last_layers", "recompute_layers", "shard"):
-            total += np.minimum(np.abs(column - value), 1)
+            away = np.abs(column - value)
+            total += np.minimum(away, 1) + 0.01 * away
         else:
             total += np.abs(np.log2(np.maximum(1, column) / max(1, value)))
     return total
