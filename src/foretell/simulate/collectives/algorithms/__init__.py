@@ -1,0 +1,1 @@
+"""One file an algorithm; each registers itself with `foretell.simulate.collectives.family.algorithm`."""

@@ -1,0 +1,111 @@
+"""The family of collective algorithms: one signature, one registry, one file each in `algorithms`.
+
+An algorithm is told the kind of collective, the bytes, the groups and the links, all a row of an array, and answers
+with seconds; infinity where it cannot run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from foretell.errors import ForetellError, unknown
+from foretell.simulate.collectives.groups import Floats, Groups
+from foretell.simulate.collectives.rates import Curve
+
+if TYPE_CHECKING:
+    from foretell.simulate.collectives.fabric import Fabric
+
+__all__ = ["KINDS", "Algorithm", "Member", "algorithm", "algorithms", "member", "seconds"]
+
+#: What can be asked for. `nbytes` is, in this order: the buffer; the result each rank ends with; the input each rank
+#: begins with; what a rank holds, its own part included; the buffer; the message.
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+#: How often the data goes round a ring: reduced and then gathered, or only one of them.
+PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+
+
+class Algorithm(Protocol):
+    """Seconds of `kind` on `nbytes` (rows,) over `groups` (rows,) of `fabric`; infinite where it does not apply."""
+
+    def __call__(self, kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A registered algorithm: the kinds it does, its source, and whether ``auto`` may choose it."""
+
+    name: str
+    run: Algorithm
+    kinds: tuple[str, ...]
+    source: str
+    summary: str
+    auto: bool
+
+
+_members: dict[str, Member] = {}
+
+
+def algorithm(
+    name: str, *, kinds: tuple[str, ...], source: str, auto: bool = True
+) -> Callable[[Algorithm], Algorithm]:
+    """Register an algorithm; the first line of its docstring is its summary. Refuses a second one of the name."""
+
+    def register(run: Algorithm) -> Algorithm:
+        if name.casefold() in {known.casefold() for known in _members}:
+            raise ForetellError(f"a collective algorithm {name!r} is registered already", "give it another name")
+        for kind in kinds:
+            check_kind(kind)
+        _members[name] = Member(name, run, kinds, source, (run.__doc__ or "").strip().partition("\n")[0], auto)
+        return run
+
+    return register
+
+
+def check_kind(kind: str) -> None:
+    """Raises UnknownNameError for a `kind` outside `KINDS`."""
+    if kind not in KINDS:
+        raise unknown("collective", kind, KINDS)
+
+
+@cache
+def _discover() -> None:
+    package = importlib.import_module("foretell.simulate.collectives.algorithms")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+
+
+def algorithms(kind: str | None = None) -> tuple[str, ...]:
+    """Names of all algorithms, sorted; with `kind`, of those that do it.
+
+    >>> "ring" in algorithms("all_reduce")
+    True
+    """
+    _discover()
+    if kind is not None:
+        check_kind(kind)
+    return tuple(sorted(name for name, found in _members.items() if kind is None or kind in found.kinds))
+
+
+def member(name: str) -> Member:
+    """The algorithm called `name`. Raises UnknownNameError, with near names, where there is none."""
+    _discover()
+    if name not in _members:
+        raise unknown("collective algorithm", name, algorithms())
+    return _members[name]
+
+
+def seconds(curve: Curve, steps: Floats, sent: Floats, buffer: Floats, rate: Floats) -> Floats:
+    """`curve` for `steps` dependent hops, `sent` bytes through a link of `rate` bytes/s and a `buffer` of bytes."""
+    moved = (curve.wire * sent + curve.copy * buffer) / rate
+    best: Floats = np.full(np.shape(moved), np.inf)
+    for protocol in curve.protocols:
+        best = np.minimum(best, protocol.base_s + steps * protocol.step_s + protocol.slowdown * moved)
+    return best
+
