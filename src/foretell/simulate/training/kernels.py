@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-__all__ = ["KernelSums", "sums"]
+__all__ = ["FORMATS", "KernelSums", "arithmetic", "sums"]
 
 #: Precision of a plan → (number format of the large products, bytes of an operand).
 FORMATS: Mapping[str, tuple[str, float]] = {
@@ -42,8 +42,7 @@ class KernelSums:
     """Device time of all kernels of a layer, columns (shapes,).
 
     `input_s` and `weight_s` are the two halves of the backward pass: what the layer before waits for, and what can be
-    put off. `core_s` is the forward time of the core of attention, which selective recomputation repeats. `flops` is the
-    arithmetic of one forward pass as executed, `weight_flops` the part of it with trained weights.
+    put off. `core_s` is the forward time of the core of attention, which selective recomputation repeats.
     """
 
     forward_s: Floats
@@ -52,8 +51,6 @@ class KernelSums:
     core_s: Floats
     forward_kernels: Floats
     backward_kernels: Floats
-    flops: Floats
-    trained_flops: Floats
 
     @property
     def backward_s(self) -> Floats:
@@ -65,7 +62,7 @@ def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -
     """Times of these kernels, whose columns are parallel to `t`."""
     rows = len(t)
     forward, of_input, of_weight, core = (np.zeros(rows) for _ in range(4))
-    forward_kernels, backward_kernels, flops, trained = (np.zeros(rows) for _ in range(4))
+    forward_kernels, backward_kernels = np.zeros(rows), np.zeros(rows)
     gap = constants["kernel_s"]
     for product, (ahead, back_input, back_weight) in zip(
         kernels.products, _products(kernels.products, t, device, constants), strict=True
@@ -78,9 +75,6 @@ def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -
         core += (ahead + gap * there) * product.core
         forward_kernels += there
         backward_kernels += (1.0 + learns) * there
-        work = 2.0 * product.batch * product.m * product.n * product.k
-        flops += work
-        trained += np.where(learns, work, 0.0)
     for attend in kernels.attentions:
         ahead, back = _attention(attend, t, device, constants)
         there = np.broadcast_to(attend.where, rows)
@@ -89,9 +83,6 @@ def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -
         core += np.where(there, ahead, 0.0)
         forward_kernels += there
         backward_kernels += 2.0 * there
-        work = 4.0 * attend.batch * attend.rows * attend.keys * attend.depth * (0.5 if attend.causal else 1.0)
-        flops += np.where(there, work, 0.0)
-        trained += np.where(there, work, 0.0)
     rate = bandwidth(device) * constants["stream_share"]
     for stream in kernels.streams:
         there = (np.asarray(stream.forward_bytes) > 0) & np.ones(rows, dtype=np.bool_)
@@ -107,7 +98,21 @@ def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -
     of_input += converted + count * gap
     forward_kernels += count
     backward_kernels += count
-    return KernelSums(forward, of_input, of_weight, core, forward_kernels, backward_kernels, flops, trained)
+    return KernelSums(forward, of_input, of_weight, core, forward_kernels, backward_kernels)
+
+
+def arithmetic(kernels: Kernels, rows: int) -> tuple[Floats, Floats]:
+    """FLOP of one forward pass as executed, and the part of it whose second operand gets a gradient too."""
+    forward, trained = np.zeros(rows), np.zeros(rows)
+    for p in kernels.products:
+        work = 2.0 * p.batch * p.m * p.n * p.k
+        forward += work
+        trained += np.where(p.frozen, 0.0, work)
+    for a in kernels.attentions:
+        work = np.where(a.where, 4.0 * a.batch * a.rows * a.keys * a.depth * (0.5 if a.causal else 1.0), 0.0)
+        forward += work
+        trained += work
+    return forward, trained
 
 
 def _conversions(products: Sequence[Product], t: PlanTable, rate: float) -> tuple[Floats, Floats]:

@@ -116,16 +116,26 @@ def shared_tokens(t: PlanTable) -> Floats:
 def layer(config: LLMConfig, group: LayerGroup, t: PlanTable) -> Kernels:
     """The kernels of one layer of `group`, for each row of `t`."""
     kernels = Kernels()
-    s, shared, h = tokens(t), shared_tokens(t), float(config.hidden)
+    shared, h = shared_tokens(t), float(config.hidden)
     _norms(kernels, config, shared)
     _attention(kernels, config, group, t)
     if group.moe:
         _experts(kernels, config, t)
     else:
-        _mlp(kernels, "mlp", config, s, config.intermediate / t["tp"], t["lora_rank"] > 0)
+        _mlp(kernels, "mlp", config, t, config.intermediate / t["tp"])
     if config.block in ("sandwich", "post_norm"):
         kernels.streams.append(Stream("more norms", 8 * shared * h, 16 * shared * h, 2.0))
     return kernels
+
+
+def _linear(kernels: Kernels, name: str, t: PlanTable, m: Floats, n: Floats, k: Floats) -> None:
+    """A product with weights (k, n), and the two small ones of its low-rank adapter if it has one."""
+    one, rank = np.ones(len(t)), t["lora_rank"].astype(np.float64)
+    kernels.products.append(Product(name, one, m, n, k, frozen=rank > 0))
+    if (rank > 0).any():
+        there = (rank > 0).astype(np.float64)
+        kernels.products.append(Product(f"{name} A", there, m, np.maximum(1.0, rank), k, low=False))
+        kernels.products.append(Product(f"{name} B", there, m, n, np.maximum(1.0, rank), low=False))
 
 
 def _norms(kernels: Kernels, config: LLMConfig, shared: Floats) -> None:
@@ -139,27 +149,27 @@ def _attention(kernels: Kernels, config: LLMConfig, group: LayerGroup, t: PlanTa
     s, h = tokens(t), float(config.hidden)
     heads = config.heads / t["tp"]
     kv_heads = np.maximum(1.0, config.kv_heads / t["tp"])  # fewer than ranks: each rank has a copy
-    one, frozen = np.ones(len(t)), t["lora_rank"] > 0
+    one = np.ones(len(t))
     qd, vd = float(config.query_dim), float(config.value_dim)
     if config.mla is not None:
         m = config.mla
         kv_heads = heads
         if m.q_lora_rank:
-            kernels.products.append(Product("q_a", one, s, one * m.q_lora_rank, one * h, frozen=frozen))
-            kernels.products.append(Product("q_b", one, s, heads * qd, one * m.q_lora_rank, frozen=frozen))
+            _linear(kernels, "q_a", t, s, one * m.q_lora_rank, one * h)
+            _linear(kernels, "q_b", t, s, heads * qd, one * m.q_lora_rank)
         else:
-            kernels.products.append(Product("q", one, s, heads * qd, one * h, frozen=frozen))
+            _linear(kernels, "q", t, s, heads * qd, one * h)
         latent = float(m.kv_lora_rank + m.rope_head_dim)
-        kernels.products.append(Product("kv_a", one, s, one * latent, one * h, frozen=frozen))
+        _linear(kernels, "kv_a", t, s, one * latent, one * h)
         up = heads * (m.nope_head_dim + m.v_head_dim)
-        kernels.products.append(Product("kv_b", one, s, up, one * m.kv_lora_rank, frozen=frozen))
+        _linear(kernels, "kv_b", t, s, up, one * m.kv_lora_rank)
         width = heads * (2 * qd + vd)
         kernels.streams.append(Stream("latent norms", 4 * s * (latent + m.q_lora_rank),
                                       8 * s * (latent + m.q_lora_rank), 2.0))  # fmt: skip
     else:
         width = heads * qd + kv_heads * (qd + vd)
-        kernels.products.append(Product("qkv", one, s, width, one * h, frozen=frozen))
-    kernels.products.append(Product("proj", one, s, one * h, heads * vd, frozen=frozen))
+        _linear(kernels, "qkv", t, s, width, one * h)
+    _linear(kernels, "proj", t, s, one * h, heads * vd)
     # The joint projection is split, and (with rotary positions) queries and keys are turned.
     moved = 4 * s * width + (4 * s * (heads + kv_heads) * qd if config.positions == "rope" else 0.0)
     kernels.streams.append(Stream("heads", moved, moved, 3.0))
@@ -193,11 +203,11 @@ def _attention(kernels: Kernels, config: LLMConfig, group: LayerGroup, t: PlanTa
     kernels.streams.append(Stream("softmax", 9 * scores, 11 * scores, 2.0, core=True))
 
 
-def _mlp(kernels: Kernels, name: str, config: LLMConfig, s: Floats, f: Floats, frozen: Bools) -> None:
-    one, h = np.ones(len(s)), float(config.hidden)
+def _mlp(kernels: Kernels, name: str, config: LLMConfig, t: PlanTable, f: Floats) -> None:
+    s, one, h = tokens(t), np.ones(len(t)), float(config.hidden)
     gates = 2.0 if config.gated else 1.0
-    kernels.products.append(Product(f"{name} up", one, s, gates * f, one * h, frozen=frozen))
-    kernels.products.append(Product(f"{name} down", one, s, one * h, f, frozen=frozen))
+    _linear(kernels, f"{name} up", t, s, gates * f, one * h)
+    _linear(kernels, f"{name} down", t, s, one * h, f)
     kernels.streams.append(_activation(f"{name} activation", config, s, f))
 
 
@@ -225,7 +235,7 @@ def _experts(kernels: Kernels, config: LLMConfig, t: PlanTable) -> None:
     kernels.streams.append(Stream("permute", 2 * 4 * rows * h, 2 * 4 * rows * h, 4.0))
     kernels.streams.append(Stream("routing", 24 * own * moe.experts, 16 * own * moe.experts, 12.0))
     if moe.shared_intermediate:
-        _mlp(kernels, "shared experts", config, s, moe.shared_intermediate / t["tp"], frozen)
+        _mlp(kernels, "shared experts", config, t, moe.shared_intermediate / t["tp"])
 
 
 def padded_vocabulary(config: LLMConfig, tp: Ints) -> Floats:

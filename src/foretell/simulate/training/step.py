@@ -23,7 +23,7 @@ from foretell.hardware.cluster import Cluster
 from foretell.hardware.device import Device
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.training.constants import Constants, constants
-from foretell.simulate.training.kernels import KernelSums, sums
+from foretell.simulate.training.kernels import FORMATS, KernelSums, arithmetic, sums
 from foretell.simulate.training.layers import Shapes, embedding, head, layer, padded_vocabulary, shared_tokens, tokens
 from foretell.simulate.training.plan import CHOICES, PlanTable, TrainingPlan
 from foretell.simulate.training.stages import layers_of
@@ -47,8 +47,8 @@ class StepTable:
     """Seconds of a step and what they are made of, columns (plans,).
 
     The parts are those of the slowest rank of the pipeline: `compute_s` kernels of forward and backward passes,
-    `recompute_s` those run again, `host_s` what the device waits for the host, `tp_s`, `cp_s`, `ep_s`, `pp_s` and `dp_s`
-    communication that nothing hides, `bubble_s` waiting for other ranks, `optimizer_s` the update of the weights.
+    `recompute_s` those run again, `host_s` what the device waits for the host, `tp_s`, `cp_s`, `ep_s`, `pp_s` and
+    `dp_s` communication that nothing hides, `bubble_s` waiting for other ranks, `optimizer_s` updating the weights.
     `hidden_s` is communication that compute hides, in no part. `flops_per_device` counts what the model needs (causal
     attention by its half, nothing recomputed), `peak_flops_per_s` is the device's in the plan's precision.
     """
@@ -149,7 +149,7 @@ class _Steps:
 
     def _comm(self, group: LayerGroup) -> tuple[dict[str, Floats], dict[str, Floats], Floats, Floats]:
         """Seconds of collectives of a layer, forward and backward by kind, and how many there are each way."""
-        u, c, config = self.u, self.config, self.config
+        u, c = self.u, self.config
         rows = len(u)
         s, h = tokens(u), float(c.hidden)
         time = self.fabric.time_s
@@ -161,12 +161,11 @@ class _Steps:
         gather = time("all_gather", activations, tp, np.ones_like(tp))
         scatter = time("reduce_scatter", activations, tp, np.ones_like(tp))
         # A pair of products each: the MLP of routed experts is not split by tensor parallelism, what is beside it is.
-        pairs = 1.0 + (0.0 if group.moe and not (config.moe and config.moe.shared_intermediate) else 1.0)
+        pairs = 1.0 + (0.0 if group.moe and not (c.moe and c.moe.shared_intermediate) else 1.0)
         forward_tp = pairs * np.where(sequence, gather + scatter, reduce)
         backward_tp = pairs * np.where(sequence, gather + scatter + gather, reduce)
         many_tp = np.where(tp > 1, pairs * np.where(sequence, 2.0, 1.0), 0.0)
-        hidden = np.where(u.flag("overlap_tp") if "overlap_tp" in u.columns else False, self.c["tp.hidden"], 0.0)
-        exposed = 1.0 - hidden
+        exposed = 1.0 - np.where(u.flag("overlap_tp"), self.c["tp.hidden"], 0.0)
 
         if c.mla is None:
             kv = np.maximum(1.0, c.kv_heads / tp) * 2.0 * c.head_dim
@@ -183,9 +182,6 @@ class _Steps:
                                [ring, exchange], collected)  # fmt: skip
         backward_cp = np.select([u.chosen("context_scheme", "ring"), u.chosen("context_scheme", "a2a")],
                                 [2.0 * ring, exchange], 2.0 * collected)  # fmt: skip
-        window = group.window
-        if window is not None:
-            forward_cp, backward_cp = forward_cp * 1.0, backward_cp * 1.0
         forward = {"tp": forward_tp * exposed, "cp": forward_cp, "ep": zero}
         backward = {"tp": backward_tp * exposed, "cp": backward_cp, "ep": zero}
         many_ep = zero
@@ -292,7 +288,7 @@ class _Steps:
         exposed_pp, hidden_pp = self._point_to_point(m)
         exposed_dp, hidden_dp = self._data_parallel(total)
         update = self._update()
-        flops, peak = self._flops(made, ends["last"])
+        flops, peak = self._flops()
         return StepTable(
             compute_s=m * parts["compute"],
             recompute_s=m * parts["recompute"],
@@ -374,8 +370,11 @@ class _Steps:
         return dense, expert
 
     def _trained(self) -> Floats:
-        """Share of the weights that get gradients."""
-        return np.where(self.t["lora_rank"] > 0, 0.005, 1.0)
+        """Share of the weights that get gradients: all, or adapters of two small matrices beside each large one."""
+        matrices = [w.shape for g in self.config.groups for w in layer_weights(self.config, g) if w.kind == "matrix"]
+        beside = sum(rows + columns for rows, columns in matrices) / sum(rows * columns for rows, columns in matrices)
+        rank = self.t["lora_rank"]
+        return np.where(rank > 0, np.minimum(1.0, rank * beside), 1.0)
 
     def _data_parallel(self, slowest: Floats) -> tuple[Floats, Floats]:
         """Reducing gradients and gathering weights once a step, where weights are not sharded."""
@@ -423,21 +422,17 @@ class _Steps:
         everything = np.where(t["zero"] >= 2, mine, dense + expert)
         return self._trained() * (30.0 * mine + 8.0 * everything) / (bandwidth(self.device) * self.c["stream_share"])
 
-    def _flops(self, made: list[tuple[LayerGroup, KernelSums]], last: KernelSums) -> tuple[Floats, Floats]:
-        t, of = self.t, self.shapes.of
-        total = np.zeros(len(t))
-        for group, one in made:
-            total += group.layers * (2.0 * one.flops + one.trained_flops)[of]
-        total += (2.0 * last.flops + last.trained_flops)[of]
-        # Unfused attention computes the half that a causal mask throws away.
-        unfused = t.chosen("attention", "unfused")
-        wasted = 6.0 * tokens(t) * t["seq_len"] * self.config.heads / t["tp"] * (
-            self.config.query_dim + self.config.value_dim
-        ) / 2.0 * self.config.layers  # fmt: skip
-        total = np.where(unfused, total - wasted, total)
+    def _flops(self) -> tuple[Floats, Floats]:
+        """What the model needs of each device, and the device's peak."""
+        t, config = self.t, self.config
+        keys = ("seq_len", "document_len", "lora_rank")
+        distinct, of = np.unique(np.stack([t[key] for key in keys], axis=1), axis=0, return_inverse=True)
+        whole = PlanTable.build({"global_batch": 1, **dict(zip(keys, distinct.T, strict=True))}, len(distinct))
+        each = np.zeros(len(distinct))
+        for kernels, count in ((head(config, whole), 1), *((layer(config, g, whole), g.layers) for g in config.groups)):
+            forward, trained = arithmetic(kernels, len(distinct))
+            each += count * (2.0 * forward + trained)
         device = self.device
-        names = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-        peaks = []
-        for name in CHOICES["precision"]:
-            peaks.append(device.peak(names[name]) or device.peak("bf16") or device.peak("fp16") or np.nan)
-        return total * t.micro_batches / t["pp"], np.array(peaks)[t["precision"]]
+        half = device.peak("bf16") or device.peak("fp16") or np.nan
+        peaks = [device.peak(FORMATS[name][0]) or half for name in CHOICES["precision"]]
+        return each[of.reshape(-1)] * t["global_batch"] / t.devices, np.array(peaks)[t["precision"]]
