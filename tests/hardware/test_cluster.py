@@ -119,6 +119,16 @@ def test_errors_that_need_their_own_repair():
     assert cluster(caught.value.hint.split("'")[1]).device_count == 64
 
 
+def test_a_part_of_a_rack_is_one_machine():
+    part = cluster("4x 64x gb200 over 64x ib-ndr")
+    assert (part.device_count, part.node_count) == (256, 4)
+    whole = cluster("gb200-nvl72").nodes[0]
+    assert part.nodes[0].link == whole.link
+    assert part.nodes[0].topology == whole.topology
+    with pytest.raises(InputError, match="no machine holds 73"):
+        cluster("73x gb200")
+
+
 def test_unknown_names():
     with pytest.raises(UnknownNameError) as caught:
         cluster("4x dgx-h10")

@@ -278,7 +278,7 @@ def _box(found: Device, count: int, text: str) -> Node:
     """A machine of `count` bare devices, wired as that device's makers wire it."""
     fabric = next((link for link in found.links if link.topology in TOPOLOGIES), None)
     most = MOST_PER_BOX if fabric is None or fabric.topology != "torus" else None
-    if most is not None and count > most:
+    if most is not None and count > max(most, _rack(found) if count > most else 0):
         raise InputError(
             f"no machine holds {count} of {found.name} (cluster {text!r})",
             None,
@@ -301,6 +301,11 @@ def _box(found: Device, count: int, text: str) -> Node:
         price_usd_per_h=price,
         sources=FrozenMap({} if price is None else {"price_usd_per_h": found.sources["price_usd_per_h"]}),
     )
+
+
+def _rack(found: Device) -> int:
+    """Devices of this kind in the largest machine of the catalogue that has them: a part of a rack is a machine too."""
+    return max((item.count for item in map(node, nodes()) if item.device.name == found.name), default=0)
 
 
 def _between(groups: tuple[tuple[int, Node], ...], over: list[str], text: str) -> Link:

@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 
 from foretell.accuracy.slices import data_folder
-from foretell.accuracy.training import SOURCES, Row, rows
+from foretell.accuracy.training import SOURCES, Row, left_out, nemo, rows
+from foretell.accuracy.training.row import lines
 from foretell.errors import ForetellError, InputError, UnknownNameError
 
 try:
     DATA = data_folder()
 except InputError:
     DATA = Path("absent")
-FOLDERS = {"calculon": "calculon", "vtrain-single": "vtrain", "vtrain-multi": "vtrain"}
+FOLDERS = {
+    "calculon": "calculon",
+    "vtrain-single": "vtrain",
+    "vtrain-multi": "vtrain",
+    "llm-foundry": "llm-foundry",
+    "nemo": "nemo",
+    "nemo-long": "nemo",
+}
 
 
 def read(source: str) -> list[Row]:
@@ -71,6 +79,51 @@ def test_multi_node_rows_have_the_sizes_of_their_names() -> None:
     sizes = {row.family: round(row.config.parameters / 1e9, 1) for row in read("vtrain-multi")}
     assert sizes == {"gpt-30x3072": 3.6, "gpt-40x6144": 18.4, "gpt-48x8192": 39.1, "gpt-96x12288": 174.6}
     assert {row.gpus for row in read("vtrain-multi")} == {64, 256, 512}
+
+
+def test_mpt_shapes_have_the_parameters_of_the_table() -> None:
+    """To the last digit, for every model and sequence length: so biases and positions are as the module says."""
+    found = read("llm-foundry")
+    table = list(lines(DATA / "llm-foundry" / "mpt_training_throughput.csv"))
+    assert len(found) == len(table)
+    for row, line in zip(found, table, strict=True):
+        assert row.config.parameters == line.number("NumParams"), row.label
+        # Micro-batches, accumulation and devices make up the batch; the last micro-batch may be smaller.
+        assert -(-row.plan.global_batch // (row.plan.micro_batch * row.gpus)) == line.count("GradAccum"), row.label
+
+
+def test_mpt_throughput_gives_the_flops_of_the_table() -> None:
+    """The README's formula: 6 FLOP a parameter, and attention in full."""
+    for row in read("llm-foundry"):
+        c = row.config
+        flops = 6 * c.parameters + 12 * c.layers * c.hidden * row.plan.seq_len
+        # Figures are whole TFLOP/s, cut off or rounded, of throughput in whole tokens.
+        assert flops * row.tokens_per_s / row.gpus / 1e12 == pytest.approx(row.stated_tflops, rel=0.002, abs=1.0)
+
+
+def test_nemo_throughput_gives_the_flops_of_the_table() -> None:
+    found = read("nemo")
+    assert len(found) == 18
+    for row in found:
+        c, seen = row.config, row.plan.seq_len
+        # Documents attend to themselves only, and of a mask's scores half are counted there.
+        flops = nemo.flops_per_token(c, row.plan.document_len // 2 if row.plan.document_len else seen)
+        if row.plan.lora_rank:  # frozen weights have no gradient
+            flops *= 2 / 3
+        assert flops * row.tokens_per_s / row.gpus / 1e12 == pytest.approx(row.stated_tflops, rel=0.007), row.label
+
+
+def test_fine_tuning_takes_chunks_from_pre_training() -> None:
+    found = {(row.family, row.task): row.plan.vp for row in read("nemo")}
+    assert found["LLAMA2-70B", "sft"] == found["LLAMA2-70B", "pretrain"] == 20
+    assert found["LLAMA2-13B", "sft"] == 10
+    assert found["LLAMA2-13B", "lora"] == 1  # no pipeline
+
+
+def test_long_sequences_without_a_layout_are_left_out() -> None:
+    assert len(read("nemo-long")) == 9
+    assert len(left_out("nemo-long")) == 6
+    assert {row.plan.cp for row in read("nemo-long")} == {1, 2, 4, 8, 16, 32}
 
 
 def test_an_unknown_source_is_named() -> None:

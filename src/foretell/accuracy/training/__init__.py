@@ -7,23 +7,26 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from foretell.accuracy.slices import data_folder
-from foretell.accuracy.training import calculon, vtrain
-from foretell.accuracy.training.row import Row
+from foretell.accuracy.training import calculon, llm_foundry, nemo, vtrain
+from foretell.accuracy.training.row import LeftOut, Row
 from foretell.errors import unknown
 
-__all__ = ["SOURCES", "Row", "rows"]
+__all__ = ["SOURCES", "LeftOut", "Row", "left_out", "rows"]
 
-#: Readers by name; each takes the folder of measurements and gives its rows.
-SOURCES: Mapping[str, Callable[[Path], list[Row]]] = MappingProxyType(
+#: Readers by name; each takes the folder of measurements and gives its rows, and what it left out.
+SOURCES: Mapping[str, Callable[[Path], Sequence[Row | LeftOut]]] = MappingProxyType(
     {
         "calculon": calculon.read,
         "vtrain-single": vtrain.read_single,
         "vtrain-multi": vtrain.read_multi,
+        "llm-foundry": llm_foundry.read,
+        "nemo": nemo.read,
+        "nemo-long": nemo.read_long,
     }
 )
 
@@ -33,6 +36,15 @@ def rows(source: str, folder: Path | str | None = None) -> list[Row]:
 
     Raises UnknownNameError for a source that is none of them, InputError where a table is missing or malformed.
     """
+    return [found for found in _read(source, folder) if isinstance(found, Row)]
+
+
+def left_out(source: str, folder: Path | str | None = None) -> list[LeftOut]:
+    """What its tables hold that makes no row, and why; arguments and errors as for `rows`."""
+    return [found for found in _read(source, folder) if isinstance(found, LeftOut)]
+
+
+def _read(source: str, folder: Path | str | None) -> Sequence[Row | LeftOut]:
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     return SOURCES[source](data_folder(folder))

@@ -14,7 +14,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from foretell.accuracy.training.row import Row, gpt, lines, machines
-from foretell.errors import unknown
 from foretell.simulate.training.plan import TrainingPlan
 
 TABLE = "korthikanti_table5_iteration_time.csv"
@@ -27,10 +26,7 @@ def read(folder: Path) -> list[Row]:
     """The eight rows of Table 5, `batch_size` being that of one data-parallel replica."""
     rows = []
     for line in lines(folder / "calculon" / TABLE):
-        mode = line.text("recompute_mode")
-        if mode not in MODES:
-            raise unknown(f"recompute_mode in {line.where}:", mode, MODES)
-        recompute, sequence_parallel = MODES[mode]
+        recompute, sequence_parallel = line.choice("recompute_mode", MODES)
         vp, gpus = line.count("pipeline_interleaving"), line.count("num_procs")
         config = gpt(
             line.text("model"),
@@ -62,7 +58,7 @@ def read(folder: Path) -> list[Row]:
         rows.append(
             Row(
                 source="calculon",
-                label=f"{config.name} {mode}",
+                label=f"{config.name} {line.text('recompute_mode')}",
                 config=config,
                 plan=plan,
                 cluster=machines(gpus, 8, "dgx-a100", "a100-sxm4-80gb"),

@@ -6,8 +6,9 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from foretell.errors import InputError
+from foretell.errors import InputError, unknown
 from foretell.hardware.cluster import Cluster, cluster
 from foretell.simulate.training.plan import TrainingPlan
 from foretell.workload.llm import LLMConfig
@@ -94,6 +95,13 @@ class Line:
         if not value.isdecimal() or not 1 <= int(value) <= 2**31:
             raise InputError(f"{column} is {value[:40]!r}, want a count", self.where, _PUBLISHED)
         return int(value)
+
+    def choice(self, column: str, choices: Mapping[str, Any]) -> Any:
+        """What `choices` has for a cell. Raises UnknownNameError for one that is none of them."""
+        name = self.text(column)
+        if name not in choices:
+            raise unknown(f"{column} in {self.where}:", name, choices)
+        return choices[name]
 
     def number(self, column: str) -> float:
         """A number above 0."""
