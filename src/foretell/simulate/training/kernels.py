@@ -120,7 +120,7 @@ def _conversions(products: Sequence[Product], t: PlanTable, rate: float) -> tupl
     each = np.array([_CONVERTED[name] for name in CHOICES["precision"]])[t["precision"]]
     low = [p for p in products if p.low and p.weights]
     moved = sum((each * p.batch * p.m * p.k for p in low), start=np.zeros(len(t)))
-    return moved / rate, len(low) * (each > 0.0)
+    return moved / rate, len(low) * (each > 0.0).astype(np.float64)
 
 
 def _products(
@@ -185,8 +185,9 @@ def _attention(a: Attention, t: PlanTable, device: Device, constants: Constants)
     both = np.concatenate([distinct, distinct], axis=1)
     backward = np.arange(2 * count) >= count
     two = np.full(2 * count, 2.0)
+    batch, queries, keys, depth = both
     found = attention(
-        *both, np.full(2 * count, rate), two, two, np.full(2 * count, a.causal), backward, device,
+        batch, queries, keys, depth, np.full(2 * count, rate), two, two, np.full(2 * count, a.causal), backward, device,
         KERNEL.families["attention"],
     ).time_s  # fmt: skip
     ahead, back = found[:count], found[count:]

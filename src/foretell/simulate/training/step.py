@@ -22,8 +22,9 @@ from foretell.errors import InputError
 from foretell.hardware.cluster import Cluster
 from foretell.hardware.device import Device
 from foretell.simulate.collectives import Fabric
+from foretell.simulate.pipeline.times import Times
 from foretell.simulate.training.constants import Constants, constants
-from foretell.simulate.training.kernels import FORMATS, KernelSums, arithmetic, sums
+from foretell.simulate.training.kernels import FORMATS, arithmetic, sums
 from foretell.simulate.training.layers import Shapes, embedding, head, layer, padded_vocabulary, shared_tokens, tokens
 from foretell.simulate.training.plan import CHOICES, PlanTable, TrainingPlan
 from foretell.simulate.training.stages import layers_of
@@ -33,13 +34,17 @@ from foretell.workload.llm.weights import layer_weights, model_weights
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-__all__ = ["PARTS", "StepTable", "step", "steps"]
+__all__ = ["PARTS", "StepTable", "stage_times", "step", "steps"]
 
 #: The parts that a step's time is the sum of.
 PARTS = (
     *("compute_s", "recompute_s", "host_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s"),
     *("bubble_s", "optimizer_s"),
 )
+
+
+# The parts of a layer's time.
+_LAYER_PARTS = ("compute", "recompute", "host", "tp", "cp", "ep", "dp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,12 @@ def steps(config: LLMConfig, table: PlanTable, cluster: Cluster, using: Constant
     return _Steps(config, table, cluster, constants() if using is None else using).table()
 
 
+def stage_times(config: LLMConfig, plan: TrainingPlan, cluster: Cluster, using: Constants | None = None) -> Times:
+    """Seconds of one micro-batch on each chunk of each rank of the pipeline, as `foretell.simulate.pipeline` takes
+    them."""
+    return _Steps(config, PlanTable.of([plan]), cluster, constants() if using is None else using).stage_times()
+
+
 @lru_cache(maxsize=1024)
 def elements(config: LLMConfig, group: LayerGroup | None) -> Mapping[str, float]:
     """Elements of the weights of a layer (None: outside the layers) by kind."""
@@ -120,15 +131,6 @@ def elements(config: LLMConfig, group: LayerGroup | None) -> Mapping[str, float]
     for weight in model_weights(config) if group is None else layer_weights(config, group):
         found[weight.kind] += weight.elements
     return MappingProxyType(found)
-
-
-class _Layer:
-    """Seconds of one layer of a group for each shape: compute, and communication before anything hides it."""
-
-    def __init__(self, made: KernelSums, forward: Mapping[str, Floats], backward: Mapping[str, Floats]) -> None:
-        self.made = made
-        self.forward = forward
-        self.backward = backward
 
 
 class _Steps:
@@ -147,8 +149,8 @@ class _Steps:
 
     # --- one layer -----------------------------------------------------------------------------------------------
 
-    def _comm(self, group: LayerGroup) -> tuple[dict[str, Floats], dict[str, Floats], Floats, Floats]:
-        """Seconds of collectives of a layer, forward and backward by kind, and how many there are each way."""
+    def _comm(self, group: LayerGroup) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """Seconds of collectives of a layer by kind, and their ``count``, for each shape: forward, backward."""
         u, c = self.u, self.config
         rows = len(u)
         s, h = tokens(u), float(c.hidden)
@@ -193,101 +195,105 @@ class _Steps:
             forward["ep"] = 2.0 * one_way
             backward["ep"] = 2.0 * one_way
             many_ep = np.where(ep > 1, 2.0, 0.0)
-        return forward, backward, many_tp + np.where(cp > 1, cp, 0.0) + many_ep, many_tp * 1.5 + many_ep
+        many_cp = np.where(cp > 1, cp, 0.0)
+        forward["count"] = many_tp + many_cp + many_ep
+        backward["count"] = 1.5 * many_tp + 2.0 * many_cp + many_ep
+        return forward, backward
 
-    def _layers(self) -> list[tuple[LayerGroup, KernelSums]]:
-        return [(g, sums(layer(self.config, g, self.u), self.u, self.device, self.c)) for g in self.config.groups]
+    def _per_layer(self) -> dict[str, Floats]:
+        """Seconds of one layer of each group by part: (2, groups, rows), forward and backward.
+
+        ``hidden`` is communication beside compute, in no time; ``weights`` the gradients of weights, a part of
+        ``compute``.
+        """
+        t, c, of, groups = self.t, self.c, self.shapes.of, self.config.groups
+        rows = len(t)
+        made = {key: np.zeros((2, len(groups), rows)) for key in (*_LAYER_PARTS, "hidden", "weights")}
+        kernel_host, collective_host = self._host("kernel_s", t), self._host("collective_s", t)
+        full, selective = t.chosen("recompute", "full"), t.chosen("recompute", "selective")
+        repeated = np.where(full, self._recomputed_share(), 0.0)
+        # FSDP and ZeRO-3 gather each layer's weights before it runs, forward and backward, and scatter its gradients.
+        sharded = t["zero"] == 3
+        for index, group in enumerate(groups):
+            one = sums(layer(self.config, group, self.u), self.u, self.device, c)
+            core = one.core_s[of]
+            gather, scatter = self._weights_traffic(group, sharded)
+            ways = zip(
+                self._comm(group),
+                (one.forward_s, one.backward_s),
+                (one.forward_kernels, one.backward_kernels),
+                (gather, gather + scatter),
+                (core, 2.5 * core),
+                strict=True,
+            )
+            for way, (exchange, compute_s, kernels, traffic, attention) in enumerate(ways):
+                compute = compute_s[of]
+                comm = {key: exchange[key][of] for key in ("tp", "cp", "ep")}
+                # A ring passes keys and values on while attention runs on those at hand.
+                ring = t.chosen("context_scheme", "ring")
+                beside = np.where(ring, np.minimum(c["cp.hidden"] * comm["cp"], attention), 0.0)
+                comm["cp"] = comm["cp"] - beside
+                aside = np.where(t.flag("overlap_ep"), c["ep.hidden"] * comm["ep"], 0.0)
+                comm["ep"] = comm["ep"] - aside
+                covered = np.minimum(traffic, compute)
+                issue = kernel_host * kernels[of] + collective_host * (exchange["count"][of] + sharded)
+                if group.moe:
+                    issue = issue + c["moe.sync_s"]
+                made["compute"][way, index] = compute
+                made["host"][way, index] = np.maximum(0.0, issue - compute - comm["tp"] - comm["cp"] - comm["ep"])
+                made["dp"][way, index] = traffic - covered + c["overlap.slowdown"] * covered
+                made["hidden"][way, index] = beside + aside + covered
+                for key, seconds in comm.items():
+                    made[key][way, index] = seconds
+            made["weights"][1, index] = one.weight_s[of]
+            # What is thrown away is made again before its backward pass: a whole layer, collectives and all, or the
+            # core of attention.
+            made["recompute"][1, index] = np.where(selective, core, repeated * made["compute"][0, index])
+            for key in ("tp", "cp", "ep", "host"):
+                made[key][1, index] += repeated * made[key][0, index]
+        return made
+
+    def _ends(self) -> tuple[Floats, Floats, Floats]:
+        """Seconds of the embedding on the first rank and of head and loss on the last, (2, rows); and, in the
+        backward pass of the head, of collectives (rows,)."""
+        of = self.shapes.of
+        made = [sums(what(self.config, self.u), self.u, self.device, self.c) for what in (embedding, head)]
+        first, last = (np.stack([one.forward_s[of], one.backward_s[of]]) for one in made)
+        return first, last, self._loss_collectives()
 
     # --- the step ------------------------------------------------------------------------------------------------
 
     def table(self) -> StepTable:
-        t, c, of = self.t, self.c, self.shapes.of
+        t = self.t
         rows = len(t)
         m = t.micro_batches.astype(np.float64)
-        made = self._layers()
-        groups = len(made)
-        kernel_host = self._host("kernel_s", t)
-        collective_host = self._host("collective_s", t)
-        # FSDP and ZeRO-3 gather each layer's weights before it runs, forward and backward, and scatter its gradients.
-        sharded = t["zero"] == 3
-        # Per layer of each group, columns (rows,).
-        keys = ("compute", "recompute", "host", "tp", "cp", "ep", "dp", "hidden")
-        per_layer = {key: np.zeros((groups, rows)) for key in keys}
-        full = t.chosen("recompute", "full")
-        selective = t.chosen("recompute", "selective")
-        for index, (group, one) in enumerate(made):
-            forward, backward, many_f, many_b = (
-                {k: v[of] for k, v in x.items()} if isinstance(x, dict) else x[of] for x in self._comm(group)
-            )
-            f, b = one.forward_s[of], one.backward_s[of]
-            core = one.core_s[of]
-            attention_f = core
-            # A ring passes keys and values on while attention runs on those at hand.
-            ring = t.chosen("context_scheme", "ring")
-            for direction, beside in ((forward, attention_f), (backward, 2.5 * attention_f)):
-                cover = np.where(ring, np.minimum(c["cp.hidden"] * direction["cp"], beside), 0.0)
-                per_layer["hidden"][index] += cover
-                direction["cp"] = direction["cp"] - cover
-                cover = np.where(t.flag("overlap_ep"), c["ep.hidden"] * direction["ep"], 0.0)
-                per_layer["hidden"][index] += cover
-                direction["ep"] = direction["ep"] - cover
-            gather, scatter = self._weights_traffic(group, sharded)
-            f_hidden = np.minimum(gather, f)
-            b_hidden = np.minimum(gather + scatter, b)
-            per_layer["hidden"][index] += f_hidden + b_hidden
-            slow = c["overlap.slowdown"] * (f_hidden + b_hidden)
-            per_layer["dp"][index] = gather - f_hidden + (gather + scatter) - b_hidden + slow
-            comm_f = sum(forward.values(), start=np.zeros(rows))
-            comm_b = sum(backward.values(), start=np.zeros(rows))
-            extra = np.where(sharded, 1.0, 0.0)
-            host_f = kernel_host * one.forward_kernels[of] + collective_host * (many_f + extra)
-            host_b = kernel_host * one.backward_kernels[of] + collective_host * (many_b + 2.0 * extra)
-            if group.moe:
-                host_f, host_b = host_f + c["moe.sync_s"], host_b + c["moe.sync_s"]
-            waits_f = np.maximum(0.0, host_f - f - comm_f)
-            waits_b = np.maximum(0.0, host_b - b - comm_b)
-            per_layer["compute"][index] = f + b
-            per_layer["host"][index] = waits_f + waits_b
-            for key in ("tp", "cp", "ep"):
-                per_layer[key][index] = forward[key] + backward[key]
-            # What full recomputation repeats for a layer: the whole forward pass with its collectives.
-            per_layer["recompute"][index] = np.where(full, f, np.where(selective, core, 0.0))
-            repeated = {key: np.where(full, forward[key], 0.0) for key in ("tp", "cp", "ep")}
-            repeated["host"] = np.where(full, waits_f, 0.0)
-            share = self._recomputed_share()
-            per_layer["recompute"][index] *= np.where(full, share, 1.0)
-            for key, value in repeated.items():
-                per_layer[key][index] += value * share
-        ends = {name: sums(what(self.config, self.u), self.u, self.device, c)
-                for name, what in (("first", embedding), ("last", head))}  # fmt: skip
-        first, last = ((ends[n].forward_s + ends[n].backward_s)[of] for n in ("first", "last"))
-        loss_tp = self._loss_collectives()
-        parts = {key: np.zeros(rows) for key in keys}
-        total, spread = np.zeros(rows), np.zeros(rows)
-        combos, inverse = np.unique(
-            np.stack([t["pp"], t["vp"], t["first_layers"], t["last_layers"]], axis=1), axis=0, return_inverse=True
-        )
+        layers = self._per_layer()
+        first, last, loss = self._ends()
+        everything = sum((layers[key] for key in _LAYER_PARTS), start=np.zeros_like(layers["compute"]))
+        parts = {key: np.zeros(rows) for key in (*_LAYER_PARTS, "hidden")}
+        total, spread, filler = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        keys = np.stack([t["pp"], t["vp"], t["first_layers"], t["last_layers"]], axis=1)
+        combinations, inverse = np.unique(keys, axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
-        everything = sum((per_layer[k] for k in keys if k != "hidden"), start=np.zeros((groups, rows)))
-        for index, (pp, vp, n_first, n_last) in enumerate(combos):
+        for index, (pp, vp, n_first, n_last) in enumerate(combinations):
             here = np.flatnonzero(inverse == index)
-            counts = layers_of(self.config, int(pp), int(vp), int(n_first), int(n_last)).sum(axis=1)  # (pp, groups)
-            ranks = counts.astype(np.float64) @ everything[:, here]  # (pp, rows)
-            ranks[0] += first[here]
-            ranks[-1] += last[here] + loss_tp[here]
+            counts = layers_of(self.config, int(pp), int(vp), int(n_first), int(n_last)).sum(axis=1).astype(np.float64)
+            ranks = counts @ everything[:, :, here].sum(axis=0)  # (pp, rows)
+            ranks[0] += first[:, here].sum(axis=0)
+            ranks[-1] += last[:, here].sum(axis=0) + loss[here]
             slowest = np.argmax(ranks, axis=0)
             total[here] = ranks[slowest, np.arange(len(here))]
             spread[here] = ranks.sum(axis=0)
-            weights = counts[slowest].T  # (groups, rows)
-            for key in keys:
-                parts[key][here] = (weights * per_layer[key][:, here]).sum(axis=0)
-            parts["compute"][here] += first[here] * (slowest == 0) + last[here] * (slowest == pp - 1)
-            parts["tp"][here] += loss_tp[here] * (slowest == pp - 1)
+            filler[here] = (counts @ layers["weights"][1][:, here]).sum(axis=0)
+            on_slowest = counts[slowest].T  # (groups, rows)
+            for key, column in parts.items():
+                column[here] = (on_slowest * layers[key][:, :, here].sum(axis=0)).sum(axis=0)
+            parts["compute"][here] += first[:, here].sum(axis=0) * (slowest == 0)
+            parts["compute"][here] += last[:, here].sum(axis=0) * (slowest == pp - 1)
+            parts["tp"][here] += loss[here] * (slowest == pp - 1)
         per_micro = self._host("micro_batch_s", t)
-        bubble = self._bubble(total, spread, parts)
         exposed_pp, hidden_pp = self._point_to_point(m)
         exposed_dp, hidden_dp = self._data_parallel(total)
-        update = self._update()
         flops, peak = self._flops()
         return StepTable(
             compute_s=m * parts["compute"],
@@ -298,13 +304,29 @@ class _Steps:
             ep_s=m * parts["ep"],
             pp_s=exposed_pp,
             dp_s=m * parts["dp"] + exposed_dp,
-            bubble_s=bubble,
-            optimizer_s=update,
+            bubble_s=self._bubble(total, spread, filler),
+            optimizer_s=self._update(),
             hidden_s=m * parts["hidden"] + hidden_pp + hidden_dp,
             flops_per_device=flops,
             peak_flops_per_s=peak,
             tokens=(t["global_batch"] * t["seq_len"]).astype(np.float64),
         )
+
+    def stage_times(self) -> Times:
+        """What the pipeline of the first row is made of."""
+        plan = self.t.plan(0)
+        layers = self._per_layer()
+        each = sum((layers[key] for key in _LAYER_PARTS), start=np.zeros_like(layers["compute"]))[:, :, 0]
+        chunks = plan.vp if plan.schedule != "layered" else max(1, self.config.layers // plan.pp)
+        counts = layers_of(self.config, plan.pp, chunks, plan.first_layers, plan.last_layers).astype(np.float64)
+        first, last, loss = self._ends()
+        forward, backward = counts @ each[0], counts @ each[1]
+        forward[0, 0] += first[0, 0]
+        backward[0, 0] += first[1, 0]
+        forward[-1, -1] += last[0, 0]
+        backward[-1, -1] += last[1, 0] + loss[0]
+        return Times.of(forward, backward, weights_s=counts @ layers["weights"][1, :, 0],
+                        p2p_s=float(self._message()[0]))  # fmt: skip
 
     def _host_step(self) -> Floats:
         t = self.t
@@ -316,20 +338,28 @@ class _Steps:
         mine = np.maximum(1.0, self.config.layers / t["pp"])
         return np.where(t["recompute_layers"] > 0, np.minimum(1.0, t["recompute_layers"] / mine), 1.0)
 
-    def _bubble(self, slowest: Floats, spread: Floats, parts: Mapping[str, Floats]) -> Floats:
-        """What the slowest rank waits for others: filling and draining the pipeline."""
+    def _bubble(self, slowest: Floats, spread: Floats, filler: Floats) -> Floats:
+        """What the slowest rank waits for others: filling and draining the pipeline.
+
+        `filler` are gradients of weights of all ranks, which zero-bubble schedules (ZB-H1) put there: twice, while
+        gradients of inputs drain (Qi et al., arXiv 2401.10241, table 2).
+        """
         t = self.t
         idle = spread - slowest
         chunks = np.where(t.chosen("schedule", "layered"), np.maximum(1.0, self.config.layers / t["pp"]), t["vp"])
         idle = idle / np.where(t["pp"] > 1, chunks, 1.0)
-        # Zero-bubble schedules (ZB-H1) fill with gradients of weights, about a third of the work.
-        return np.where(t.chosen("schedule", "zero-bubble"), idle / 3.0, idle)
+        moved = 2.0 * filler * (t["pp"] - 1.0) / t["pp"]
+        return np.where(t.chosen("schedule", "zero-bubble"), np.maximum(0.0, idle - moved), idle)
 
-    def _point_to_point(self, m: Floats) -> tuple[Floats, Floats]:
+    def _message(self) -> Floats:
+        """Seconds of sending a micro-batch's activations to the next rank of the pipeline."""
         t = self.t
         nbytes = 2.0 * tokens(t) * self.config.hidden / t["tp"]  # each tensor-parallel rank sends its part
         one = self.fabric.time_s("send_recv", nbytes, t["pp"], t["tp"] * t["cp"] * t["dp"])
-        one = np.where(t["pp"] > 1, one, 0.0)
+        return np.where(t["pp"] > 1, one, 0.0)
+
+    def _point_to_point(self, m: Floats) -> tuple[Floats, Floats]:
+        t, one = self.t, self._message()
         overlapped = t.flag("overlap_p2p") & (t["vp"] > 1)
         each = 2.0 * one * t["vp"]
         filling = 2.0 * (t["pp"] - 1.0) * one
@@ -420,7 +450,8 @@ class _Steps:
         spread = np.maximum(1, replicas // np.where(t["zero"] > 0, np.minimum(t["ep"], replicas), 1))
         mine = dense / replicas + expert / spread
         everything = np.where(t["zero"] >= 2, mine, dense + expert)
-        return self._trained() * (30.0 * mine + 8.0 * everything) / (bandwidth(self.device) * self.c["stream_share"])
+        nbytes: Floats = self._trained() * (30.0 * mine + 8.0 * everything)
+        return nbytes / (bandwidth(self.device) * self.c["stream_share"])
 
     def _flops(self) -> tuple[Floats, Floats]:
         """What the model needs of each device, and the device's peak."""
