@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
 
 from foretell.accuracy.slices import data_folder
-from foretell.accuracy.training import SOURCES, Row, left_out, nemo, rows
+from foretell.accuracy.training import SOURCES, Row, left_out, megatron_bridge, nemo, rows
 from foretell.accuracy.training.row import lines
 from foretell.errors import ForetellError, InputError, UnknownNameError
+from foretell.workload import llm
 
 try:
     DATA = data_folder()
@@ -22,6 +24,7 @@ FOLDERS = {
     "llm-foundry": "llm-foundry",
     "nemo": "nemo",
     "nemo-long": "nemo",
+    "megatron-bridge": "megatron-bridge",
 }
 
 
@@ -124,6 +127,110 @@ def test_long_sequences_without_a_layout_are_left_out() -> None:
     assert len(read("nemo-long")) == 9
     assert len(left_out("nemo-long")) == 6
     assert {row.plan.cp for row in read("nemo-long")} == {1, 2, 4, 8, 16, 32}
+
+
+def bridge_flops(row: Row) -> float:
+    """FLOP of a token as Megatron Bridge counts them: the causal half of attention; of fine-tuning, all of it."""
+    c, seen = row.config, row.plan.seq_len
+    weights = llm.count_parameters(c, active=True, lookups=False)
+    if c.activation == "swiglu_clamped":  # two of three matrices: it takes anything but SiLU for an MLP of two
+        weights -= c.layers * c.moe.top_k * c.hidden * c.moe.intermediate
+    if row.plan.lora_rank:  # by the length of the documents, of which attention is next to nothing
+        return 4.0 * weights
+    # Windows are not counted: a sliding layer like a full one.
+    return 6.0 * weights + 6.0 * c.layers * c.heads * (c.query_dim + c.value_dim) * seen / 2
+
+
+def test_bridge_throughput_gives_the_flops_of_the_table() -> None:
+    """Half of the rows of every model within 0.7 %; a few lines of the tables mix figures of two runs."""
+    off: dict[str, list[float]] = {}
+    for row in read("megatron-bridge"):
+        found = bridge_flops(row) * row.tokens_per_s / row.gpus / 1e12
+        off.setdefault(f"{row.family} {row.task}", []).append(abs(found / row.stated_tflops - 1))
+    assert len(off) >= 8
+    assert all(statistics.median(errors) < 0.007 for errors in off.values()), off
+
+
+def test_bridge_micro_batches_are_those_of_the_table() -> None:
+    lines_of = list(lines(DATA / "megatron-bridge" / megatron_bridge.TABLE)) if read("megatron-bridge") else []
+    found = megatron_bridge.read(DATA)
+    said = [(row, line.count("ga")) for row, line in zip(found, lines_of, strict=True)
+            if isinstance(row, Row) and line.text("ga")]  # fmt: skip
+    wrong = {row.label: count for row, count in said if row.plan.micro_batches != count}
+    assert len(said) >= 10
+    assert set(wrong) <= {"GPT OSS 120B on 64x DGX-H100 BF16 Pre-Training 25.11"}, wrong
+
+
+def test_bridge_rows_left_out_have_reasons() -> None:
+    found, left = read("megatron-bridge"), left_out("megatron-bridge")
+    assert len(found) + len(left) == len(list(lines(DATA / "megatron-bridge" / megatron_bridge.TABLE)))
+    assert all("emotron" in item.label or "ext" in item.label for item in left if item.reason.startswith("hybrid"))
+    assert not any("emotron" in row.label for row in found)
+    assert {row.container for row in found if row.split == "judge"}.isdisjoint({"25.09", "25.11", "26.02"})
+
+
+@pytest.mark.parametrize(
+    ("model", "pp", "vp", "ends"),
+    [
+        ("llama-3.1-405b", 8, 8, (15, 15)),  # a chunk less for embedding and head
+        ("llama-3.1-405b", 16, 4, (7, 7)),
+        ("qwen3-235b-a22b", 8, 4, (11, 11)),
+        ("qwen3-30b-a3b", 2, 12, (0, 0)),
+        ("kimi-k2", 16, 1, (0, 1)),  # four layers each, the last has one
+        ("kimi-k2", 1, 1, (0, 0)),
+    ],
+)
+def test_uneven_pipelines_have_short_ends(model: str, pp: int, vp: int, ends: tuple[int, int]) -> None:
+    assert megatron_bridge.ends(llm.config(model), pp, vp) == ends
+
+
+BRIDGE = (
+    "file,container,task,variant,model_note,model,system,num_gpus,precision,gbs,mbs,seq_len,fsdp,tp,pp,cp,vp,ep,ga,"
+    "tokens_per_s_per_gpu,model_tflops_per_gpu"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "system", "name"),
+    [
+        (64, "DGX-GB200", "64x gb200"),
+        (72, "DGX-GB300", "72x gb300"),
+        (256, "DGX-GB300", "4x 64x gb300 over 64x ib-xdr"),
+        (144, "DGX-GB200", "2x 72x gb200 over 72x ib-ndr"),
+        (4, "DGX-B300", "4x b300-sxm"),
+        (128, "DGX-B200", "16x dgx-b200"),
+    ],
+)
+def test_systems_become_clusters(tmp_path: Path, gpus: int, system: str, name: str) -> None:
+    (tmp_path / "megatron-bridge").mkdir()
+    line = f"f,26.04 NeMo,Pre-Training Performance,primary,,LLAMA3_8B,{system},{gpus},BF16,{gpus},1,8192,0,1,1,1,n/a"
+    path = tmp_path / "megatron-bridge" / megatron_bridge.TABLE
+    path.write_text(f"{BRIDGE}\n{line},n/a,,100,5\n")
+    (row,) = rows("megatron-bridge", tmp_path)
+    assert (row.cluster.name, row.cluster.device_count, row.plan.dp) == (name, gpus, gpus)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("LLAMA3_8B", "Nemotron_3_Nano"), "hybrid"),
+        (("LLAMA3_8B", "LLAMA9_8B"), "no configuration"),
+        (("primary,,", "primary,tokendrop,"), "drops tokens"),
+        (("DGX-H100", "DGX-R9"), "'DGX-R9' is not known"),
+        (("BF16", "FP2"), "'FP2' is not known"),
+        (("0,1,1,1,n/a", "0,3,1,1,n/a"), "does not divide"),
+    ],
+)
+def test_what_cannot_be_predicted_is_left_out(tmp_path: Path, change: tuple[str, str], reason: str) -> None:
+    (tmp_path / "megatron-bridge").mkdir()
+    line = "f,26.04 NeMo,Pre-Training Performance,primary,,LLAMA3_8B,DGX-H100,8,BF16,8,1,8192,0,1,1,1,n/a,n/a,,100,5"
+    path = tmp_path / "megatron-bridge" / megatron_bridge.TABLE
+    path.write_text(f"{BRIDGE}\n{line}\n")
+    assert len(rows("megatron-bridge", tmp_path)) == 1
+    path.write_text(f"{BRIDGE}\n{line.replace(*change)}\n")
+    assert rows("megatron-bridge", tmp_path) == []
+    (left,) = left_out("megatron-bridge", tmp_path)
+    assert reason in left.reason
 
 
 def test_an_unknown_source_is_named() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from foretell.accuracy.slices import data_folder
-from foretell.accuracy.training import calculon, llm_foundry, nemo, vtrain
+from foretell.accuracy.training import calculon, llm_foundry, megatron_bridge, nemo, vtrain
 from foretell.accuracy.training.row import LeftOut, Row
 from foretell.errors import unknown
 
@@ -27,6 +27,7 @@ SOURCES: Mapping[str, Callable[[Path], Sequence[Row | LeftOut]]] = MappingProxyT
         "llm-foundry": llm_foundry.read,
         "nemo": nemo.read,
         "nemo-long": nemo.read_long,
+        "megatron-bridge": megatron_bridge.read,
     }
 )
 
