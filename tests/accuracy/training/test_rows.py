@@ -10,6 +10,7 @@ import pytest
 from foretell.accuracy.slices import data_folder
 from foretell.accuracy.training import SOURCES, Row, left_out, megatron_bridge, nemo, rows
 from foretell.accuracy.training.row import lines
+from foretell.accuracy.training.score import choices
 from foretell.errors import ForetellError, InputError, UnknownNameError
 from foretell.workload import llm
 
@@ -231,6 +232,12 @@ def test_what_cannot_be_predicted_is_left_out(tmp_path: Path, change: tuple[str,
     assert rows("megatron-bridge", tmp_path) == []
     (left,) = left_out("megatron-bridge", tmp_path)
     assert reason in left.reason
+
+
+def test_vtrain_has_the_groups_of_alternatives() -> None:
+    for source, groups in (("vtrain-single", 144), ("vtrain-multi", 4)):
+        found = read(source)
+        assert len(choices(found, [row.step_s for row in found])) == groups
 
 
 def test_an_unknown_source_is_named() -> None:

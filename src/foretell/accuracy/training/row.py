@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def lines(path: Path) -> Iterator[Line]:
         raise InputError(f"cannot read the table: {error}", str(path), _PUBLISHED) from error
 
 
+@lru_cache(maxsize=1024)
 def machines(gpus: int, per_node: int, node: str, device: str, over: str = "") -> Cluster:
     """`gpus` devices of whole nodes where they fill at least one, else of a part of one.
 
