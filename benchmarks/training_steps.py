@@ -2,11 +2,13 @@
 
     python benchmarks/training_steps.py [SOURCE…] [--data DIR] [--by FIELD] [--rows] [--choices] [--left-out]
 
-One line a source, then one a value of ``--by`` (family, container, device, task, gpus, moe, split): mean, median and
-largest absolute relative error and the median signed one, of tokens per second, or of a step's time where that is
-what the source states. ``--rows`` lists every row with the parts of its predicted time, ``--choices`` the plans that
-are picked among measured alternatives, ``--left-out`` what the tables hold that is not predicted. Ends with 1 where a
-bar is missed.
+One line a source, then one a value of ``--by`` (a field of the row, its plan or its shape: family, container, device,
+task, gpus, moe, split, tp, micro_batch, hidden, …): mean, median, 95th percentile and largest absolute relative error
+and the median signed one, of tokens per second, or of a step's time where that is what the source states.
+
+``--rows`` lists every row with the parts of its predicted time, ``--choices`` the plans picked among measured
+alternatives, ``--left-out`` what the tables hold that is not predicted, ``--ran`` what is held impossible of the rows,
+all of which ran: rules broken, memory exceeded. Ends with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ import numpy as np
 
 from foretell.accuracy.training import SOURCES, Row, left_out, rows
 from foretell.accuracy.training.score import Verdict, choices, errors, grouped, predict, verdicts
+from foretell.simulate.training import PlanTable
 from foretell.simulate.training.step import PARTS, step, steps
-
-FIELDS = ("family", "container", "device", "task", "gpus", "moe", "split")
 
 
 def line(name: str, error: np.ndarray) -> str:
@@ -59,13 +60,32 @@ def list_choices(found: Sequence[Row], seconds: np.ndarray) -> None:
             print(f"  {100 * choice.regret:+6.1f}% of {choice.of:2}: {choice.chosen.label}; best {choice.fastest.plan}")
 
 
+def list_impossible(found: Sequence[Row]) -> None:
+    """Rows that ran although rules or memory speak against it, counted by reason, with the worst of each."""
+    from foretell.simulate.training.legality import explain
+    from foretell.simulate.training.memory import memory
+
+    against: dict[str, list[tuple[float, str]]] = {}
+    for row in found:
+        for broken in explain(row.config, row.plan, row.cluster):
+            against.setdefault(broken.rule, []).append((0.0, f"{row.label} ({broken.reason})"))
+        device = row.cluster.groups[0][1].device
+        if device.memory_bytes:
+            held = float(memory(row.config, PlanTable.of([row.plan]), device).reserved_bytes[0])
+            if held > device.memory_bytes:
+                share = held / device.memory_bytes
+                against.setdefault("memory", []).append((share, f"{row.label} ({100 * share:.0f} % of the device's)"))
+    for name, rows_of in against.items():
+        print(f"  ran, but {name}: {len(rows_of)} rows, such as {max(rows_of)[1]}")
+
+
 def main() -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help=f"any of {', '.join(SOURCES)} (default: all)")
     parser.add_argument("--data", help="folder of measurements (default: $FORETELL_DATA)")
-    parser.add_argument("--by", choices=FIELDS, action="append", default=[])
-    for flag in ("--rows", "--choices", "--left-out"):
+    parser.add_argument("--by", metavar="FIELD", action="append", default=[])
+    for flag in ("--rows", "--choices", "--left-out", "--ran"):
         parser.add_argument(flag, action="store_true")
     given = parser.parse_args()
 
@@ -84,6 +104,8 @@ def main() -> int:
             list_rows(measured, seconds)
         if given.choices and source.startswith("vtrain"):
             list_choices(measured, seconds)
+        if given.ran:
+            list_impossible(measured)
         if given.left_out:
             for reason, n in collections.Counter(item.reason for item in left_out(source, given.data)).items():
                 print(f"  left out: {n} ({reason})")

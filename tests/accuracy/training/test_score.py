@@ -10,6 +10,7 @@ import pytest
 
 from foretell.accuracy.training.row import Row, gpt, machines
 from foretell.accuracy.training.score import BARS, choices, errors, grouped, predict, verdicts
+from foretell.errors import UnknownNameError
 from foretell.hardware.cluster import Cluster
 from foretell.simulate.training.plan import PlanTable, TrainingPlan
 from foretell.workload.llm import LLMConfig
@@ -58,6 +59,10 @@ def test_groups_hold_each_row_once() -> None:
     rows = [row(1.0), row(1.0, dp=4, tp=2), row(1.0, dp=4)]
     assert grouped(rows, "gpus") == {"4": [2], "8": [0, 1]}
     assert grouped(rows, "moe") == {"False": [0, 1, 2]}
+    assert grouped(rows, "tp") == {"1": [0, 2], "2": [1]}
+    assert grouped(rows, "hidden") == {"64": [0, 1, 2]}
+    with pytest.raises(UnknownNameError, match="gqus"):
+        grouped(rows, "gqus")
 
 
 def test_the_choice_is_the_prediction_s_and_the_regret_the_measurement_s() -> None:

@@ -175,7 +175,7 @@ def _row(line: Line) -> Row | LeftOut:
     )
     return Row(
         source="megatron-bridge",
-        label=label,
+        label=f"{label}: {plan}",
         config=model,
         plan=plan,
         cluster=_cluster(gpus, *SYSTEMS[system]),

@@ -6,15 +6,16 @@ An error is of what the source states: of a step's time, or of tokens per second
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell.accuracy.training.row import Row
+from foretell.errors import unknown
 from foretell.hardware.cluster import Cluster
-from foretell.simulate.training.plan import PlanTable
+from foretell.simulate.training.plan import PlanTable, TrainingPlan
 from foretell.workload.llm import LLMConfig
 
 __all__ = ["BARS", "Bar", "Choice", "Verdict", "choices", "errors", "grouped", "predict", "verdicts"]
@@ -54,10 +55,16 @@ def errors(rows: Sequence[Row], seconds: npt.ArrayLike) -> Floats:
 
 
 def grouped(rows: Sequence[Row], label: str) -> dict[str, list[int]]:
-    """Which rows have each value of a field or property of `Row`, such as ``family``, ``device`` or ``gpus``."""
+    """Which rows have each value of a field of `Row`, its plan or its shape, such as ``family``, ``gpus`` or ``tp``.
+
+    Raises UnknownNameError for a field that none of them has.
+    """
     found: dict[Any, list[int]] = {}
     for i, row in enumerate(rows):
-        found.setdefault(getattr(row, label), []).append(i)
+        holder = next((part for part in (row, row.plan, row.config) if hasattr(part, label)), None)
+        if holder is None:
+            raise unknown("field", label, (*(f.name for f in fields(Row)), *(f.name for f in fields(TrainingPlan))))
+        found.setdefault(getattr(holder, label), []).append(i)
     return {str(value): found[value] for value in sorted(found)}
 
 
