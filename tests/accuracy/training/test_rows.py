@@ -79,6 +79,18 @@ def test_single_node_rows_are_split_by_gpus() -> None:
     assert {row.gpus for row in found if row.split == "judge"} == {8}
 
 
+def test_single_node_rows_are_put_together_from_layers() -> None:
+    """No noise: with everything else equal, times over 12, 16, 20 and 24 layers lie on a line."""
+    lines_of: dict[tuple[object, ...], dict[int, float]] = {}
+    for row in read("vtrain-single"):
+        p = row.plan
+        key = (row.gpus, row.config.hidden, p.global_batch, p.micro_batch, p.tp, p.dp, p.pp)
+        lines_of.setdefault(key, {})[row.config.layers] = row.step_s
+    off = [abs(times[24] - 2 * times[20] + times[16]) / times[24] for times in lines_of.values()]
+    assert len(off) == 1440 / 4
+    assert statistics.median(off) < 1e-4
+
+
 def test_multi_node_rows_have_the_sizes_of_their_names() -> None:
     sizes = {row.family: round(row.config.parameters / 1e9, 1) for row in read("vtrain-multi")}
     assert sizes == {"gpt-30x3072": 3.6, "gpt-40x6144": 18.4, "gpt-48x8192": 39.1, "gpt-96x12288": 174.6}
