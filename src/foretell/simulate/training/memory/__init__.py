@@ -9,6 +9,17 @@
 ('46 GiB', True)
 """
 
+from foretell.simulate.training.memory.fit import Repair, largest_micro_batch, over_capacity, repairs
 from foretell.simulate.training.memory.table import ALLOCATED, PARTS, MemoryTable, by_rank, memory
 
-__all__ = ["ALLOCATED", "PARTS", "MemoryTable", "by_rank", "memory"]
+__all__ = [
+    "ALLOCATED",
+    "PARTS",
+    "MemoryTable",
+    "Repair",
+    "by_rank",
+    "largest_micro_batch",
+    "memory",
+    "over_capacity",
+    "repairs",
+]

@@ -17,9 +17,10 @@ dropout                            1 h behind attention, 1 h behind the MLP
 =================================  =====================================================================
 
 Norms, dropouts and what lies between them are whole on each tensor-parallel rank, or with sequence parallelism shared
-out. With dropout, unfused attention and a plain MLP of 4 h this is s b h (34 + 5 a s / h) of Korthikanti et al. (arXiv
-2205.05198), equation 1, and with tensor parallelism their equations 2 and 4. What FSDP2 keeps is that of compiled
-layers, whose norms, rotations and gates are fused as Transformer Engine's are.
+out; but PyTorch's tensor parallelism keeps the gathered operand of a product whole. With dropout, unfused attention and
+a plain MLP of 4 h this is s b h (34 + 5 a s / h) of Korthikanti et al. (arXiv 2205.05198), equation 1, and with tensor
+parallelism their equations 2 and 4. What FSDP2 keeps is that of compiled layers, whose norms, rotations and gates are
+fused as Transformer Engine's are.
 """
 
 from __future__ import annotations
@@ -75,13 +76,16 @@ class Layer:
 def layer(config: LLMConfig, group: LayerGroup, table: PlanTable, dropout: bool) -> Layer:
     """One layer of `group`, by the formulas above."""
     c, tp, outer = config, table["tp"].astype(np.float64), _sharing(table)
-    w = OPERAND_BYTES[table["precision"]]
+    fsdp = table.chosen("framework", "fsdp2")
+    w = np.where(fsdp, HALF, OPERAND_BYTES[table["precision"]])  # torchao quantises anew for the backward pass
     h = float(c.hidden)
     count = tokens(table)
     unfused = table.chosen("attention", "unfused")
     inputs, outputs = _NORMS[c.block]
     statistics = 4.0 if c.norm == "rms" else 8.0
-    between = (HALF * inputs + w * outputs) * h + statistics * inputs + (HALF * h if dropout else 0.0)
+    between = np.full(len(table), HALF * inputs * h + statistics * inputs + (HALF * h if dropout else 0.0))
+    # What a product reads of the gathered sequence, Transformer Engine gathers again for its backward pass.
+    operands = w * outputs * h / np.where(fsdp, 1.0, outer)
     heads = c.heads / tp
     queries, keys, values, results = (size * heads for size in (c.query_dim, c.query_dim, c.value_dim, c.value_dim))
     if c.mla is not None:
@@ -118,10 +122,10 @@ def layer(config: LLMConfig, group: LayerGroup, table: PlanTable, dropout: bool)
         backward = np.maximum(gates * each, HALF * each + gathered)
     # Unfused attention's gradients of probabilities and of scores, when those of the MLP are gone.
     backward = np.maximum(backward, np.where(unfused, 2 * HALF * heads * seen - mlp, 0.0))
-    everything = between / outer + core + result + scores + mlp
+    everything = between / outer + operands + core + result + scores + mlp
     entry = HALF * h / outer
     selective = np.where(
-        table.chosen("framework", "fsdp2"), entry + _saved_products(config, group, table, outer) + HALF * results
+        fsdp, entry + _saved_products(config, group, table, outer) + HALF * results
         + np.where(unfused, 0.0, scores), everything - scores,
     )  # fmt: skip
     kept = np.where(table.chosen("recompute", "full"), entry,
@@ -159,13 +163,15 @@ def head(config: LLMConfig, table: PlanTable, loss_fusion: bool) -> Head:
     """The head, with V the vocabulary on a rank, in bytes a token.
 
     Megatron's loss turns the logits (2 V) into fp32 and those into probabilities in place (4 V, kept); fused, it writes
-    their gradients into the half-precision logits (2 V, kept). PyTorch's keeps fp32 log-probabilities (4 V), and its
-    backward pass makes two more such tensors while the half-precision logits are still there.
+    their gradients into the half-precision logits (2 V, kept). PyTorch's keeps fp32 log-probabilities (4 V); there are
+    the half-precision logits (2 V) and their fp32 copy besides, and a gradient of that size. Its ``loss_parallel``, for
+    logits split by tensor parallelism, has three fp32 tensors besides.
     """
     width = padded_vocab(config, table) / table["tp"]
     megatron = table.chosen("framework", "megatron")
     outer, h = _sharing(table), HALF * config.hidden
     kept = np.where(megatron & loss_fusion, HALF, 4.0) * width + 2 * h / outer
-    beside = np.where(megatron, 0.0 if loss_fusion else HALF, 4.0 + 4.0 + HALF)
+    torch = np.where(table["tp"] > 1, 3 * 4.0, 2 * 4.0 + HALF)
+    beside = np.where(megatron, 0.0 if loss_fusion else HALF, torch)
     gathered = np.where(table["tp"] > 1, h, 0.0)
     return Head(kept * tokens(table), (beside * width + gathered) * tokens(table))

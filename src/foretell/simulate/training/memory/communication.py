@@ -45,7 +45,8 @@ class Buffers:
 def buffers(config: LLMConfig, table: PlanTable, states: States) -> Buffers:
     """Buffers that a framework holds for its collectives.
 
-    * Pipeline neighbours: one activation on its way (two with interleaving and overlap).
+    * Pipeline neighbours: one activation on its way (two with interleaving and overlap); in PyTorch's pipelines buffers
+      for the gradients of all micro-batches, and the results that were sent.
     * Sequence parallelism: the input of the head, gathered; with `overlap_tp` two such buffers for each of a layer's
       four products.
     * Ring attention: keys and values of the next rank and their gradients beside those in use. All-gather: of the
@@ -61,6 +62,8 @@ def buffers(config: LLMConfig, table: PlanTable, states: States) -> Buffers:
     gathers = table.flag("sequence_parallel") & (table["tp"] > 1)
     every = np.where(table["pp"] > 1, hidden / outer, 0.0) * np.where(
         (table["vp"] > 1) & table.flag("overlap_p2p"), 2.0, 1.0)  # fmt: skip
+    fsdp, deepspeed = table.chosen("framework", "fsdp2"), table.chosen("framework", "deepspeed")
+    every = np.where(fsdp & (table["pp"] > 1), 2 * table.micro_batches * hidden / outer, every)
     every = every + np.where(gathers, hidden * np.where(table.flag("overlap_tp"), 8.0, 1.0), 0.0)
     width = 2 * config.kv_heads * config.head_dim / np.minimum(table["tp"], config.kv_heads)
     if config.mla is not None:
@@ -73,7 +76,6 @@ def buffers(config: LLMConfig, table: PlanTable, states: States) -> Buffers:
     dispatched = np.where(table.chosen("dispatcher", "allgather"), hidden * table["ep"], routed_rows(config, table))
     every = every + np.where(spread, dispatched, 0.0) * (config.moe is not None)
 
-    fsdp, deepspeed = table.chosen("framework", "fsdp2"), table.chosen("framework", "deepspeed")
     shared = table.shards > 1
     gathered = shared & (table["zero"] == 3) & ~deepspeed
     reduced = fsdp & shared & (table["lora_rank"] == 0)

@@ -11,7 +11,8 @@ fsdp2, zero 1 and 2  4 / d + 2           g / d               2 s / d
 ===================  ==================  ==================  =================================
 
 with g and s the bytes of `grad_dtype` and `state_dtype`. In fp32 this is Megatron-LM's 18 bytes a parameter, or
-6 + 12 / d with its distributed optimizer. FSDP2 keeps fp32 parameters only, and casts what it gathers.
+6 + 12 / d with its distributed optimizer. FSDP2 keeps fp32 parameters only, and casts what it gathers; in a pipeline it
+reduces gradients after the last micro-batch only, so that they are whole until then.
 """
 
 from __future__ import annotations
@@ -201,7 +202,8 @@ def _bytes(
     stored = np.where(fsdp & ~frozen, 4.0, HALF) * shared((zero == 3) | (fsdp & (zero > 0)))
     parameters = stored + np.where(fsdp & (zero < 3), HALF, 0.0) * whole
     parameters = parameters + np.where(zero < 3, _copy_bytes(table, device), 0.0) * quantised
-    gradients = grad * shared((zero >= 2) | (fsdp & (zero > 0)))
+    # A pipeline of FSDP2's adds up whole gradients over its micro-batches and reduces them at the end.
+    gradients = grad * shared(np.where(fsdp, (zero > 0) & (table["pp"] == 1), zero >= 2))
     optimizer = (np.where(fsdp, 0.0, 4.0) + 2 * state) * shared(zero >= 1)
     # Adapters are few; like the rest, their optimiser state is what is shared out.
     own = np.where(zero >= 1, adapters / shards, adapters)
