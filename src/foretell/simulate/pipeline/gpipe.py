@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretell.simulate.pipeline.closed import Floats, Rows, sweep
 from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
 
 
@@ -18,6 +19,12 @@ def in_flight(pp: int, vp: int, micro_batches: int) -> Ints:
     return np.full((pp, vp), micro_batches)
 
 
+def step_time(rows: Rows) -> Floats:
+    """Down the pipeline and back: ``Σ f + (m - 1) max f + Σ b + (m - 1) max b`` over ranks; exact."""
+    zero = np.zeros_like(rows.pp)
+    return sweep(rows, rows.forward_s, rows.pp - 1) + sweep(rows, rows.backward_s, zero)
+
+
 SCHEDULE = REGISTRY.register(
     Schedule(
         name="gpipe",
@@ -25,5 +32,6 @@ SCHEDULE = REGISTRY.register(
         source="Huang et al.: GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2019",
         order=order,
         in_flight=in_flight,
+        step_time=step_time,
     )
 )

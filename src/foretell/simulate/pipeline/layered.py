@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretell.simulate.pipeline.closed import Floats, Rows, sweep
 from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
 
 
@@ -23,6 +24,16 @@ def in_flight(pp: int, vp: int, micro_batches: int) -> Ints:
     return np.full((pp, vp), micro_batches)
 
 
+def step_time(rows: Rows) -> Floats:
+    """GPipe's, round after round. Exact where a rank's chunks are alike; ``(m v + p - 1)(f + b) / v`` for equal ranks.
+
+    That needs ``m ≥ p``; with fewer micro-batches a rank waits in each round for the first to come back.
+    """
+    chunks = rows.vp[:, None]
+    zero = np.zeros_like(rows.pp)
+    return sweep(rows, rows.forward_s / chunks, rows.pp - 1) + sweep(rows, rows.backward_s / chunks, zero)
+
+
 SCHEDULE = REGISTRY.register(
     Schedule(
         name="layered",
@@ -30,6 +41,7 @@ SCHEDULE = REGISTRY.register(
         source="Lamy-Poirier: Layered gradient accumulation and modular pipeline parallelism, 2021 (arXiv 2106.02679)",
         order=order,
         in_flight=in_flight,
+        step_time=step_time,
         chunked=True,
     )
 )

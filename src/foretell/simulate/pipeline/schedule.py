@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from foretell.errors import InputError, unknown
+from foretell.simulate.pipeline.closed import Floats, Ints, Rows
 
 __all__ = ["REGISTRY", "Order", "Registry", "Schedule", "Task", "dealt", "in_flight"]
-
-Ints = npt.NDArray[np.int64]
 
 #: Largest number of tasks a pipeline may have: about a minute and 2 GB in the simulator.
 MOST_TASKS = 4_000_000
@@ -47,9 +43,9 @@ class Schedule:
     """One member of the family.
 
     `order` and `in_flight` are called with (pp, vp, micro_batches) that `check` has let pass. `in_flight` gives
-    (pp, vp) counts; see the function of that name. `splits` says whether the backward pass is in two (``B``, ``W``),
-    `chunked` whether a rank may hold several chunks, `whole_rounds` whether micro-batches must be a multiple of `pp`
-    if it does. `place` gives (rank, chunk) of a stage.
+    (pp, vp) counts; see the function of that name. `step_time` gives the step times of `Rows`. `splits` says whether
+    the backward pass is in two (``B``, ``W``), `chunked` whether a rank may hold several chunks, `whole_rounds`
+    whether micro-batches must be a multiple of `pp` if it does. `place` gives (rank, chunk) of a stage.
     """
 
     name: str
@@ -57,6 +53,7 @@ class Schedule:
     source: str
     order: Callable[[int, int, int], Order]
     in_flight: Callable[[int, int, int], Ints]
+    step_time: Callable[[Rows], Floats]
     splits: bool = False
     chunked: bool = False
     whole_rounds: bool = False
