@@ -10,7 +10,7 @@ the best interval.
 (3.09, 13.3)
 >>> found = job.goodput()
 >>> round(found.share, 3), round(found.failures_per_day, 1)
-(0.873, 7.8)
+(0.88, 7.8)
 """
 
 from __future__ import annotations
