@@ -19,6 +19,10 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+#: Rows looked at together: so many fit a core's cache.
+_BLOCK = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Pipelines, one a row. Seconds of one micro-batch on each rank, all its chunks together: (rows, ranks).
@@ -116,8 +120,10 @@ def step_time(
     code = np.where((code == names.index("1f1b")) & (chunks > 1), interleaved, code)
     result = np.empty(count)
     for one in np.unique(code).tolist():
-        which = code == one
-        result[which] = REGISTRY[names[one]].step_time(rows.take(which))
+        which = np.flatnonzero(code == one)
+        for start in range(0, len(which), _BLOCK):
+            some = which[start : start + _BLOCK]
+            result[some] = REGISTRY[names[one]].step_time(rows.take(some))
     return result
 
 

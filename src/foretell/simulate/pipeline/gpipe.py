@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.simulate.pipeline.closed import Floats, Rows, sweep
-from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
+from foretell.simulate.pipeline.closed import Floats, Ints, Rows, sweep
+from foretell.simulate.pipeline.schedule import REGISTRY, Order, Schedule, Task
 
 
 def order(pp: int, vp: int, micro_batches: int) -> Order:

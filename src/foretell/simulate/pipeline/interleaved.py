@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.simulate.pipeline import one_f_one_b
-from foretell.simulate.pipeline.closed import Bools, Floats, Rows, at, cumulated, longest_from
-from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
+from foretell.simulate.pipeline.closed import Bools, Floats, Ints, Rows, at, cumulated, longest_from
+from foretell.simulate.pipeline.schedule import REGISTRY, Order, Schedule, Task
 
 
 def order(pp: int, vp: int, micro_batches: int) -> Order:
@@ -124,7 +124,7 @@ def _first(
     around = np.where(present, values, 0.0).sum(axis=1, keepdims=True) + p * flight
     rank = np.arange(values.shape[1])[None, :]
     left = np.zeros_like(slots) if whole else np.maximum(0, 2 * (p - 1 - rank) - (p - 1))
-    longest = slots * slowest
+    longest: Floats = slots * slowest
     for rounds in (np.ones_like(v), v - 1):
         path = rounds * around + (slots - rounds * p - left) * most + left * slowest
         longest = np.maximum(longest, np.where(slots >= rounds * p + left, path, -np.inf))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.simulate.pipeline.closed import Bools, Floats, Rows, at, cumulated, longest_from
-from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
+from foretell.simulate.pipeline.closed import Bools, Floats, Ints, Rows, at, cumulated, longest_from
+from foretell.simulate.pipeline.schedule import REGISTRY, Order, Schedule, Task
 
 
 def order(pp: int, vp: int, micro_batches: int) -> Order:
@@ -74,7 +74,7 @@ def _of_paths(rows: Rows) -> Floats:
     rest = rows.micro_batches - 1
     all_forward = at(end, which) + rest * at(slowest_f, which)
     all_backward = at(begin, which) + rest * at(slowest_b, which)
-    return np.where(whole >= 0, np.maximum(longest, np.maximum(all_forward, all_backward)), longest)
+    return np.asarray(np.where(whole >= 0, np.maximum(longest, np.maximum(all_forward, all_backward)), longest))
 
 
 def _followed(rows: Rows) -> Floats:

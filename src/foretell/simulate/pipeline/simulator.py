@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import InputError
-from foretell.simulate.pipeline.schedule import Ints, Order, Schedule, named
-from foretell.simulate.pipeline.times import Floats, Times
+from foretell.simulate.pipeline.closed import Floats, Ints
+from foretell.simulate.pipeline.schedule import Order, Schedule, named
+from foretell.simulate.pipeline.times import Times
 from foretell.timeline import Counter, Timeline
 
 __all__ = ["Simulation", "peak", "simulate"]
@@ -66,7 +67,7 @@ class Simulation:
 
     def tasks(self, rank: int) -> npt.NDArray[np.bool_]:
         """Which events are tasks of a rank."""
-        return (self.rank == rank) & (self.kind < 3)
+        return np.asarray((self.rank == rank) & (self.kind < 3))
 
     def timeline(self, about: Mapping[str, str] | None = None) -> Timeline:
         """The step as a timeline: lanes for each rank's tasks, its sends either way and its data-parallel group.
@@ -175,9 +176,10 @@ def simulate(
     rank, kind, chunk, micro_batch = columns
     durations = found.end_s - found.start_s
     pp = times.pp
-    busy = np.bincount(rank, durations, pp)
+    busy = np.bincount(rank, durations, pp).astype(np.float64)
     sends = found.sends
-    send_s = np.zeros(pp) if overlap_p2p else np.bincount(sends[1].astype(np.int64), sends[5] - sends[4], pp)
+    waited = np.zeros(0) if overlap_p2p else sends[5] - sends[4]
+    send_s = np.bincount(sends[1].astype(np.int64)[: len(waited)], waited, pp).astype(np.float64)
     dp = found.dp
     return Simulation(
         schedule=member,
@@ -253,8 +255,8 @@ def _run(
     stages = pp * vp
     place = [schedule.place(pp, vp, stage) for stage in range(stages)]
     stage_of = np.zeros((pp, vp), dtype=np.int64)
-    for stage, (where, which) in enumerate(place):
-        stage_of[where, which] = stage
+    for index, (where, which) in enumerate(place):
+        stage_of[where, which] = index
     rank_of = np.array([where for where, _ in place])
 
     # What each task needs from elsewhere and whom it serves, as indices into the messages: F of a stage into [0, ·),

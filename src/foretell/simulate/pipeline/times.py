@@ -72,12 +72,12 @@ class Times:
     @property
     def pp(self) -> int:
         """Ranks of the pipeline."""
-        return self.forward_s.shape[0]
+        return int(self.forward_s.shape[0])
 
     @property
     def vp(self) -> int:
         """Chunks of each rank."""
-        return self.forward_s.shape[1]
+        return int(self.forward_s.shape[1])
 
     def of_kind(self, kind: str, splits: bool) -> Floats:
         """Seconds of the tasks of a kind (``F``, ``B``, ``W``), (pp, vp)."""

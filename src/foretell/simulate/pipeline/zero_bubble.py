@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.simulate.pipeline.closed import Floats, Rows, at, cumulated, longest_from
-from foretell.simulate.pipeline.schedule import REGISTRY, Ints, Order, Schedule, Task
+from foretell.simulate.pipeline.closed import Floats, Ints, Rows, at, cumulated, longest_from
+from foretell.simulate.pipeline.schedule import REGISTRY, Order, Schedule, Task
 
 
 def order(pp: int, vp: int, micro_batches: int) -> Order:
@@ -67,7 +67,7 @@ def step_time(rows: Rows) -> Floats:
     which = np.clip(whole, 0, None)
     all_forward = at(ends, which) + (rows.micro_batches - 1) * at(np.maximum.accumulate(forward, axis=1), which)
     all_backward = begin[:, 0] + rows.micro_batches * both[:, 0]
-    return np.where(whole >= 0, np.maximum(longest, np.maximum(all_forward, all_backward)), longest)
+    return np.asarray(np.where(whole >= 0, np.maximum(longest, np.maximum(all_forward, all_backward)), longest))
 
 
 SCHEDULE = REGISTRY.register(
