@@ -124,7 +124,7 @@ def _first(
     around = np.where(present, values, 0.0).sum(axis=1, keepdims=True) + p * flight
     rank = np.arange(values.shape[1])[None, :]
     left = np.zeros_like(slots) if whole else np.maximum(0, 2 * (p - 1 - rank) - (p - 1))
-    longest: Floats = slots * slowest
+    longest = np.asarray(slots * slowest, dtype=np.float64)
     for rounds in (np.ones_like(v), v - 1):
         path = rounds * around + (slots - rounds * p - left) * most + left * slowest
         longest = np.maximum(longest, np.where(slots >= rounds * p + left, path, -np.inf))
