@@ -14,7 +14,8 @@ import argparse
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from foretell.accuracy.collectives import Timed, read
-from foretell.simulate.collectives import Fabric, algorithms
+from foretell.accuracy.collectives import Exchanged, Timed, cluster01, custom_all_reduce, read, read_exchanges
+from foretell.simulate.collectives import Fabric
 from foretell.simulate.collectives import rates as rates_module
+from foretell.simulate.collectives.algorithms.nvls import has_nvls
 from foretell.simulate.collectives.rates import Curve, LinkRates, Protocol
 
 Floats = npt.NDArray[np.float64]
@@ -49,6 +51,53 @@ FITTED = {
 }
 #: Where a fit begins, and what holds it where data do not: base and step in seconds and slowdown for each protocol.
 START = Curve((Protocol(6e-6, 7e-7, 5.0), Protocol(1e-5, 1e-6, 1.5), Protocol(2e-5, 2e-6, 1.0)), 1.2, 0.2)
+
+TUNING = "NVIDIA, NCCL 2.28, src/graph/tuning.cc: latencies of LL, LL128 and Simple"
+
+
+def curve(wire: float, *protocols: tuple[float, float, float], scale: float = 1.0) -> Curve:
+    """A curve from protocols as (base in us, step in us, slowdown), both latencies times `scale`."""
+    made = tuple(Protocol(b * scale * 1e-6, s * scale * 1e-6, w) for b, s, w in protocols)
+    return Curve(made, wire, 0.0)
+
+
+def network(ring: float, send: float, scale: float = 1.0) -> dict[str, Curve]:
+    """Curves between nodes: `ring` and `send` are one over a port's efficiency, full of rings or of one message."""
+    around = curve(ring, (6.6, 2.7, 2.0), (14, 4.0, 1.09), (8.4, 14, 1.0), scale=scale)
+    return {
+        "any": around,
+        "ring": around,
+        # NCCL takes trees to reach 0.92 of what rings do.
+        "tree": curve(ring / 0.92, (6.8, 5.0, 2.0), (14, 8.5, 1.09), (8.4, 14, 1.0), scale=scale),
+        "pairwise": curve(ring, (14, 2, 1.0), scale=scale),
+        "direct-send": curve(send, (12, 4, 1.0), scale=scale),
+        "sharp": curve(ring * 1.05, (14, 5, 1.0), scale=scale),
+    }
+
+
+#: What is known of links that no table here covers, and of latencies between nodes. One number each, and a source.
+STATED: dict[str, tuple[str, dict[str, Curve]]] = {
+    "infiniband": (TUNING + "; a port reaches 97 %, of one message 85 %", network(1.03, 1.17)),
+    "roce": (TUNING + "; assumed: 3 % below InfiniBand, for Ethernet's and UDP's headers", network(1.06, 1.2, 1.1)),
+    "efa": (
+        TUNING + ", 1.8 times (assumed); 365 of 400 GB/s on 4 nodes of p5en (stas00, ml-engineering)",
+        network(1.09, 1.25, 1.8),
+    ),
+    "ethernet": (TUNING + ", four times (assumed: sockets go through the kernel)", network(1.12, 1.3, 4.0)),
+    "xgmi-full": (
+        "AMD, Understanding RCCL bandwidth and xGMI performance on MI300X, 2025: 48 of 64 GB/s a link are usable",
+        {"any": curve(1.4, (5, 1.0, 2.0), (8, 1.9, 1.09), (8.4, 3.4, 1.0))},
+    ),
+    "roce-full": (
+        "Intel Gaudi documentation, Collectives performance: 513 of 525 GB/s in an all-reduce of 8 Gaudi 3",
+        {"any": curve(1.024, (8, 2, 1.0))},
+    ),
+    "ici-torus": ("assumed: nine tenths of the signalled rate", {"any": curve(1.1, (5, 1, 1.0))}),
+    "pcie-4": (
+        TUNING + "; assumed: 70 % of the signalled rate between peers",
+        {"any": curve(1.4, (6, 1.0, 2.0), (14, 2.5, 1.09), (8.4, 5.7, 1.0))},
+    ),
+}
 
 
 def pack(curve: Curve) -> Floats:
@@ -130,39 +179,153 @@ def fit_curves(parts: Sequence[Part], names: Sequence[str], kind: str) -> dict[s
         found = curves(numbers)
         out = [0.02 * (numbers - start)]
         for part in parts:
-            fabric = with_curves(part.fabric, found, {})
-            predicted = fabric.time_s(kind, part.table.nbytes, part.table.size)
-            out.append(np.log(predicted / part.table.time_s) * part.weight * 3)
+            fabric, table = with_curves(part.fabric, found, {}), part.table
+            predicted = fabric.time_s(kind, table.nbytes, table.size, algorithm=table.algorithm)
+            out.append(np.log(predicted / table.time_s) * part.weight * 3)
         return np.concatenate(out)
 
     result = least_squares(residuals, start, loss="soft_l1", f_scale=0.05, max_nfev=150)
     return curves(result.x)
 
 
-def fit(tables: Iterable[Timed]) -> dict[str, dict[str, Curve]]:
-    """Curves by kind of link, from tables of one node."""
-    parts: dict[tuple[str, str], list[Part]] = defaultdict(list)
+def fit_network(tables: Iterable[Timed]) -> dict[str, Curve]:
+    """Curves of InfiniBand: efficiencies from exchanges between two nodes, latencies as stated.
+
+    Of an all-to-all with several peers outside and of one message from node to node: those that ports alone limit.
+    """
+    ratios: dict[str, list[Floats]] = defaultdict(list)
     for table in tables:
         fabric = table.fabric()
+        if table.clear and fabric.network_kind == "infiniband" and fabric.port_rate:
+            sent = table.nbytes / 2 if table.kind == "all_to_all" else table.nbytes
+            if table.kind == "send_recv" or (table.kind == "all_to_all" and fabric.local > 1):
+                ratios[table.kind].append(table.time_s * fabric.port_rate / sent)
+    if len(ratios) < 2:
+        return STATED["infiniband"][1]
+    ring, send = (float(np.median(np.concatenate(ratios[kind]))) for kind in ("all_to_all", "send_recv"))
+    return network(ring, send)
+
+
+def fit(tables: Iterable[Timed]) -> dict[str, dict[str, Curve]]:
+    """Curves by kind of link, from tables of one node; between nodes see `fit_network`."""
+    known = list(tables)
+    parts: dict[tuple[str, str, str], list[Part]] = defaultdict(list)
+    for table in known:
+        fabric = table.fabric()
         if table.clear and fabric.network_kind is None and fabric.node_kind:
-            parts[fabric.node_kind, table.kind].append(Part.of(table))
+            parts[fabric.node_kind, table.kind, table.algorithm].append(Part.of(table))
     found: dict[str, dict[str, Curve]] = defaultdict(dict)
-    for (link, kind), group in sorted(parts.items()):
-        names = [n for n in FITTED[kind] if n != "nvls" or rates_nvls(link)]
+    for (link, kind, algorithm), group in sorted(parts.items()):
+        names = ("one-shot", "two-shot") if algorithm == "direct" else FITTED[kind]
+        names = tuple(n for n in names if n != "nvls" or has_nvls(link))
         found[link].update(fit_curves(group, names, kind))
     for curves in found.values():
-        if "ring.all_gather" in curves:
-            curves["any"] = curves["ring.all_gather"]
-        elif "ring.all_reduce" in curves:
-            curves["any"] = curves["ring.all_reduce"]
+        curves["any"] = curves.get("ring.all_gather") or next(iter(curves.values()))
+    found["infiniband"] = fit_network(known)
     return dict(found)
 
 
-def rates_nvls(link: str) -> bool:
-    """Whether switches of this kind reduce."""
-    from foretell.simulate.collectives.algorithms.nvls import has_nvls
+#: Constants of an exchange, and where their fit begins.
+NEAR = {
+    "base_s": 3e-5, "wire": 1.3, "sm_bytes_per_s": 22e9, "far_sm_bytes_per_s": 14e9, "token_s": 2e-7,
+    "token_bytes_per_s": 8e9, "fast_base_s": 1.5e-5, "fast_expert_s": 2e-8, "fast_wire": 1.6, "pair_bytes_per_s": 4e9,
+}  # fmt: skip
+FAR = {"base_s": 1e-5, "step_s": 2e-6, "wire": 1.06}
+WIRES = [at for at, name in enumerate([*NEAR, *FAR]) if name.endswith("wire")]
 
-    return has_nvls(link)
+
+def as_section(numbers: Floats, link: str, phase: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Unbounded numbers as a ``deepep`` part of the calibration; efficiencies stay below 1."""
+    values = np.exp(numbers)
+    values[WIRES] += 1
+    inside = {name: float(value) for name, value in zip(NEAR, values[: len(NEAR)], strict=True)}
+    outside = {name: float(value) for name, value in zip(FAR, values[len(NEAR) :], strict=True)}
+    return {"inside": {f"{link}.{phase}": inside}, "outside": {f"infiniband.{phase}": outside}}
+
+
+def fit_exchange(link: str, phase: str, tables: Sequence[Exchanged]) -> dict[str, dict[str, dict[str, float]]]:
+    """The constants of one phase over one kind of link."""
+    start = np.array([*NEAR.values(), *FAR.values()])
+    start[WIRES] -= 1
+    start = np.log(start)
+    held = np.full(len(start), 0.05)
+    held[WIRES] = 1.0  # links are known to give three quarters and more; the rest is free
+
+    def residuals(numbers: Floats) -> Floats:
+        out = [held * (numbers - start)]
+        for table in tables:
+            with shipped("deepep", as_section(numbers, link, phase)):
+                predicted = table.predicted_s()
+            out.append(np.log(predicted / table.time_s) * 10 / np.sqrt(len(table.time_s)))
+        return np.concatenate(out)
+
+    return as_section(least_squares(residuals, start, loss="soft_l1", f_scale=0.1, max_nfev=60).x, link, phase)
+
+
+def fit_exchanges(tables: Iterable[Exchanged]) -> dict[str, dict[str, dict[str, float]]]:
+    """The ``deepep`` part of the calibration, from tables of one to four nodes.
+
+    Those of eight are left out: there, a dispatch takes three times what one over four nodes does, for the same bytes.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {"inside": {}, "outside": {}}
+    groups: dict[tuple[str, str], list[Exchanged]] = defaultdict(list)
+    for table in tables:
+        if table.size.max() <= 32:
+            groups[str(table.fabric().node_kind), table.phase].append(table)
+    for (link, phase), members in sorted(groups.items()):
+        best = fit_exchange(link, phase, members)
+        found["inside"].update(best["inside"])
+        if any(table.fabric().network_kind for table in members):
+            found["outside"].update(best["outside"])
+    return found
+
+
+@contextmanager
+def shipped(name: str, value: Any) -> Iterator[None]:
+    """As if `value` were in the calibration file under `name`."""
+    kept = rates_module._calibration()[name]
+    rates_module._calibration()[name] = value
+    try:
+        yield
+    finally:
+        rates_module._calibration()[name] = kept
+
+
+def exchange_errors(tables: Sequence[Exchanged]) -> list[Floats]:
+    """Relative errors of the shipped constants."""
+    return [table.predicted_s() / table.time_s - 1 for table in tables]
+
+
+def leave_out_exchanges(tables: Sequence[Exchanged]) -> list[Floats]:
+    """Errors on each system of the tables with constants fitted without it; on DeepEP's figures, without those."""
+    errors: dict[int, Floats] = {}
+    for held in sorted({held_out(t) for t in tables}):
+        constants = fit_exchanges(t for t in tables if held_out(t) != held)
+        for phase in ("dispatch", "combine"):
+            constants["outside"].setdefault(f"infiniband.{phase}", FAR)
+        with shipped("deepep", constants):
+            for at, table in enumerate(tables):
+                if held_out(table) == held:
+                    errors[at] = table.predicted_s() / table.time_s - 1
+    return [errors[at] for at in range(len(tables))]
+
+
+def held_out(table: Exchanged) -> str:
+    """What is left out together."""
+    return f"{table.source}: {table.system.split(',')[0]}"
+
+
+def report_exchanges(tables: Sequence[Exchanged], errors: Sequence[Floats], title: str) -> None:
+    """Print medians by system and kernel, of dispatch and combine, and of each source."""
+    print(f"\n{title}")
+    groups: dict[str, list[Floats]] = defaultdict(list)
+    for table, error in zip(tables, errors, strict=True):
+        kernel = "low latency" if table.low_latency else "normal"
+        for key in (f"{table.source}: {table.system}, {kernel}", f"{table.source}: all", "every row"):
+            groups[key].append(np.abs(error))
+    for key, found in sorted(groups.items()):
+        rows = np.concatenate(found)
+        print(f"{key:58s} {len(rows):6d} {np.median(rows):7.1%} {rows.mean():7.1%} {np.quantile(rows, 0.9):7.1%}")
 
 
 def judged(table: Timed, curves: Mapping[str, Mapping[str, Curve]] | None = None) -> Floats:
@@ -170,7 +333,7 @@ def judged(table: Timed, curves: Mapping[str, Mapping[str, Curve]] | None = None
     fabric = table.fabric()
     if curves is not None:
         fabric = with_curves(fabric, curves.get(str(fabric.node_kind), {}), curves.get(str(fabric.network_kind), {}))
-    return fabric.time_s(table.kind, table.nbytes, table.size) / table.time_s - 1
+    return fabric.time_s(table.kind, table.nbytes, table.size, algorithm=table.algorithm) / table.time_s - 1
 
 
 def line(label: str, errors: Floats, nbytes: Floats) -> str:
@@ -220,15 +383,55 @@ def leave_out(tables: Sequence[Timed]) -> list[Floats]:
 
 def as_entry(curve: Curve) -> dict[str, Any]:
     """A curve as the calibration file has it, to four digits."""
-
-    def short(value: float) -> float:
-        return float(f"{value:.4g}")
-
     return {
-        "protocols": [[short(p.base_s), short(p.step_s), short(p.slowdown)] for p in curve.protocols],
-        "wire": short(curve.wire),
-        "copy": short(curve.copy) if curve.copy > 1e-4 else 0.0,
+        "protocols": [[digits(p.base_s), digits(p.step_s), digits(p.slowdown)] for p in curve.protocols],
+        "wire": digits(curve.wire),
+        "copy": digits(curve.copy) if curve.copy > 1e-4 else 0.0,
     }
+
+
+def digits(value: float) -> float:
+    """Four significant ones."""
+    return float(f"{value:.4g}")
+
+
+def write(tables: Sequence[Timed], exchanges: Sequence[Exchanged]) -> None:
+    """Fit everything and write the calibration file."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for table in tables:
+        fabric = table.fabric()
+        if table.clear:
+            kind = fabric.network_kind or fabric.node_kind
+            sources[str(kind)].add(f"{table.source} {table.system}")
+    links: dict[str, Any] = {
+        kind: {"source": source, "curves": {name: as_entry(c) for name, c in sorted(curves.items())}}
+        for kind, (source, curves) in STATED.items()
+    }
+    for kind, curves in fit(tables).items():
+        said = "fitted on " + ", ".join(sorted(sources[kind]))
+        if kind in STATED:
+            said += "; latencies: " + STATED[kind][0].partition(";")[0]
+        links[kind] = {"source": said, "curves": {name: as_entry(c) for name, c in sorted(curves.items())}}
+    deepep = fit_exchanges(t for t in exchanges if t.source.startswith("aiconfigurator"))
+    rounded = {
+        place: {key: {name: digits(value) for name, value in entry.items()} for key, entry in entries.items()}
+        for place, entries in deepep.items()
+    }
+    written = {
+        "format": 1,
+        "provenance": {
+            "written_by": "benchmarks/collectives.py --fit",
+            "aiconfigurator, custom-all-reduce, deepep": "ai-dynamo/aiconfigurator, commit 095f58a, Apache-2.0",
+            "nccl-tests-cluster": "xxrjun/nccl-tests-cluster, commit 455de4f, Apache-2.0",
+            "vtrain": "VIA-Research/vTrain, commit f8dda84, MIT",
+            "vidur": "microsoft/vidur, commit 7d47513, MIT",
+        },
+        "links": dict(sorted(links.items())),
+        "deepep": {"source": "fitted on aiconfigurator's tables of DeepEP, one to four nodes", **rounded},
+    }
+    WRITTEN.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    rates_module._calibration.cache_clear()
+    rates_module._link_rates.cache_clear()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -238,34 +441,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--all", action="store_true")
     chosen = parser.parse_args(arguments)
-    tables = read(DATA)
+    tables, custom, exchanges = read(DATA), custom_all_reduce(DATA), read_exchanges(DATA)
     if chosen.fit:
-        write(fit(tables))
-        rates_module._calibration.cache_clear()
-        rates_module._link_rates.cache_clear()
+        write([*tables, *custom], exchanges)
     barred = [t for t in tables if t.clear and t.nvswitch_or_infiniband]
     rest = [t for t in tables if not (t.clear and t.nvswitch_or_infiniband)]
-    errors = [judged(t) for t in barred]
-    report(barred, errors, system_of, "NVSwitch and InfiniBand, shipped constants, by system")
-    report(barred, errors, lambda t: t.kind, "the same, by collective")
-    report(barred, errors, lambda t: t.source, "the same, by source")
+    results = [("shipped constants", [judged(t) for t in barred])]
     if chosen.leave_out:
-        errors = leave_out(barred)
-        report(barred, errors, system_of, "Leave-system-out, by system")
+        results.append(("leave-system-out", leave_out(barred)))
+    for said, errors in results:
+        report(barred, errors, system_of, f"NVSwitch and InfiniBand, {said}, by system")
         report(barred, errors, lambda t: t.kind, "the same, by collective")
         report(barred, errors, lambda t: t.source, "the same, by source")
+    report_exchanges(exchanges, exchange_errors(exchanges), "DeepEP, shipped constants: rows, median, mean, 90 %")
+    if chosen.leave_out:
+        title = "DeepEP, leave-system-out: rows, median, mean, 90 %"
+        report_exchanges(exchanges, leave_out_exchanges(exchanges), title)
+    report(custom, [judged(t) for t in custom], system_of, "All-reduce kernels of serving engines, shipped constants")
     if chosen.all:
-        report(rest, [judged(t) for t in rest], lambda t: f"{system_of(t)} {t.kind}", "Other links")
-    assert algorithms()
-
-
-def write(curves: Mapping[str, Mapping[str, Curve]]) -> None:
-    """Put fitted curves into the calibration file; kinds of link without measurements stay as they are."""
-    found = json.loads(WRITTEN.read_text(encoding="utf-8"))
-    for link, fitted in curves.items():
-        entry = found["links"].setdefault(link, {"curves": {}})
-        entry["curves"].update({name: as_entry(curve) for name, curve in sorted(fitted.items())})
-    WRITTEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        report(rest, [judged(t) for t in rest], lambda t: f"{system_of(t)} {t.kind}", "Other links, unstated networks")
+        other = cluster01(DATA, "example-cluster00")
+        report(other, [judged(t) for t in other], lambda t: t.kind, "cluster00, whose ports are not stated")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from foretell.errors import InputError
 from foretell.hardware import cluster
 from foretell.simulate.collectives import Fabric
+from foretell.simulate.collectives.experts import FP8_BYTES, exchange_s, spread
 
-__all__ = ["SOURCES", "Timed", "read"]
+__all__ = ["SOURCES", "Exchanged", "Timed", "custom_all_reduce", "read", "read_exchanges"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -132,7 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def aiconfigurator(folder: Path) -> list[Timed]:
-    """AIConfigurator's tables of NCCL on one node."""
+    """AIConfigurator's tables of NCCL on one node. Its L40S are given no peer access: four reach 5 GB/s."""
     rows = _Rows("aiconfigurator")
     for where, row in _lines(folder / "aiconfigurator-serving" / "comm_nccl.csv.gz"):
         width = {"half": 2, "int8": 1}[row["nccl_dtype"]]
@@ -144,6 +145,7 @@ def aiconfigurator(folder: Path) -> list[Timed]:
             int(row["num_gpus"]),
             float(row["latency"]) * 1e-3,
             where=where,
+            peer_access=False if row["system"] == "l40s" else None,
         )
     return rows.tables()
 
@@ -207,7 +209,7 @@ def vidur(folder: Path) -> list[Timed]:
 
 
 def custom_all_reduce(folder: Path) -> list[Timed]:
-    """All-reduce kernels of serving engines, by engine; CUDA graphs replayed where the table says so."""
+    """All-reduce kernels of serving engines within a node, without those timed launch by launch."""
     rows = _Rows("custom-all-reduce")
     for where, row in _lines(folder / "aiconfigurator-serving" / "comm_custom_allreduce.csv.gz"):
         if row["system"] not in _SYSTEMS or "eager" in row["backend"]:
@@ -221,7 +223,8 @@ def custom_all_reduce(folder: Path) -> list[Timed]:
             int(row["num_gpus"]),
             float(row["latency"]) * 1e-3,
             where=where,
-            algorithm="two-shot",
+            algorithm="direct",
+            peer_access=False if row["system"] == "l40s" else None,
         )
     return rows.tables()
 
@@ -238,3 +241,122 @@ SOURCES = {
 def read(folder: Path) -> list[Timed]:
     """Every table of `SOURCES` in the data folder. Raises InputError naming the row of what is malformed."""
     return [table for reader in SOURCES.values() for table in reader(folder)]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Measurements of DeepEP's kernels on one system, one phase, rows of what a call moves."""
+
+    source: str
+    system: str
+    cluster: str
+    phase: str
+    low_latency: bool
+    elastic: bool
+    tokens: Floats
+    hidden: Floats
+    topk: Floats
+    experts: Floats
+    size: Ints
+    multiprocessors: Floats
+    time_s: Floats
+
+    def fabric(self) -> Fabric:
+        """The fabric it was measured on."""
+        return Fabric.of(cluster(self.cluster))
+
+    def predicted_s(self) -> Floats:
+        """What `foretell.simulate.collectives.experts` says."""
+        return exchange_s(
+            self.fabric(),
+            self.phase,
+            self.tokens,
+            self.hidden,
+            self.topk,
+            self.experts,
+            self.size,
+            low_latency=self.low_latency,
+            multiprocessors=self.multiprocessors,
+            elastic=self.elastic,
+        )
+
+
+#: GPUs of a node in AIConfigurator's DeepEP tables: trays of four in the racks.
+_TRAY = {"gb200": ("4x gb200", 4), "gb300": ("4x gb300", 4)}
+_EXCHANGE = ("tokens", "hidden", "topk", "experts", "size", "multiprocessors", "time_s")
+
+
+class _Exchanges:
+    """Rows gathered by what they have in common."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str, str, str, bool, bool], list[tuple[float, ...]]] = defaultdict(list)
+
+    def add(self, key: tuple[str, str, str, str, bool, bool], row: tuple[float, ...], where: str) -> None:
+        if not all(0 < value < _LARGEST for value in row[:6]) or not 0 < row[6] <= _LONGEST_S:
+            raise InputError(f"an exchange of {row} cannot be", where, "use the table as published")
+        self.found[key].append(row)
+
+    def tables(self) -> list[Exchanged]:
+        tables = []
+        for key, rows in self.found.items():
+            columns = dict(zip(_EXCHANGE, np.array(rows).T, strict=True))
+            columns["size"] = columns["size"].astype(np.int64)
+            tables.append(Exchanged(*key, **columns))
+        return tables
+
+
+def deepep_tables(folder: Path) -> list[Exchanged]:
+    """AIConfigurator's tables of DeepEP: normal kernels (the transmission, without its notice) and low-latency ones."""
+    rows = _Exchanges()
+    for table, fast in (("normal", False), ("ll", True)):
+        for where, row in _lines(folder / "aiconfigurator-serving" / f"comm_wideep_deepep_{table}.csv.gz"):
+            system, nodes = row["system"], int(row["node_num"])
+            text, per_node = _TRAY.get(system, (f"{nodes}x {_SYSTEMS[system]}" if nodes > 1 else _SYSTEMS[system], 8))
+            for phase in ("dispatch", "combine"):
+                time_us = float(row[f"{phase}_avg_t_us" if fast else f"{phase}_transmit_us"])
+                what = (
+                    float(row["num_token"]),
+                    float(row["hidden_size"]),
+                    float(row["num_topk"]),
+                    float(row["num_experts"]),
+                    float(nodes * per_node),
+                    24.0 if fast else float(row[f"{phase}_sms"]),
+                    time_us * 1e-6,
+                )
+                rows.add(("aiconfigurator-deepep", f"{system}, {nodes} nodes", text, phase, fast, False), what, where)
+    return rows.tables()
+
+
+def deepep_published(folder: Path) -> list[Exchanged]:
+    """DeepEP's own figures: H800 nodes with 400 Gb/s a GPU, and the second version's kernels.
+
+    Where a bandwidth is given and no time, the time is the bytes that DeepEP counts over it: in a node those every rank
+    gets, its own tokens included; between nodes one copy for each node reached, the own one included.
+    """
+    machines = {"H800": "hgx-h800", "SM90": "dgx-h100", "SM100": "dgx-b200"}
+    rows = _Exchanges()
+    for where, row in _lines(folder / "deepseek-deepep" / "moe_all_to_all.csv"):
+        size = int(np.prod([int(part) for part in row["ep"].split("x")]))
+        nodes = max(1, size // 8)
+        fast = row["kernel"] == "low-latency"
+        tokens, hidden, topk, experts = float(row["tokens_per_batch"]), float(row["hidden"]), float(row["topk"]), 256.0
+        if row["latency_us"]:
+            time_s = float(row["latency_us"]) * 1e-6
+        else:
+            groups = min(nodes, 4)
+            within = experts * groups / nodes
+            copies = spread(8, experts, topk) if row["bottleneck"] == "NVLink" else spread(groups, within, topk)
+            each = FP8_BYTES if row["phase"] == "dispatch" else 2.0
+            time_s = float(tokens * float(copies) * hidden * each / (float(row["bandwidth_GBps"]) * 1e9))
+        machine = machines[row["arch"]]
+        text = f"{nodes}x {machine}" if nodes > 1 else machine
+        source, system = f"DeepEP {row['version']}", f"{row['arch']}, {nodes} nodes"
+        key = (source, system, text, row["phase"], fast, row["version"] == "V2")
+        rows.add(key, (tokens, hidden, topk, experts, float(size), float(row["num_sms"] or 24), time_s), where)
+    return rows.tables()
+
+
+def read_exchanges(folder: Path) -> list[Exchanged]:
+    """Every table of DeepEP in the data folder. Raises InputError naming the row of what is malformed."""
+    return [*deepep_tables(folder), *deepep_published(folder)]

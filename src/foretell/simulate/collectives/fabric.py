@@ -176,11 +176,16 @@ class Fabric:
                     f"{algorithm!r} does no {kind}", "algorithm", f"use one of {', '.join(algorithms(kind))}"
                 )
             return found.run(kind, sent, groups, self)
+        runs = [found.run for name in algorithms(kind) if (found := member(name)).auto]
         times: Floats = np.full(sent.shape, np.inf)
-        for name in algorithms(kind):
-            found = member(name)
-            if found.auto:
-                times = np.minimum(times, found.run(kind, sent, groups, self))
+        # Groups of one node and groups of several take few of the same algorithms, so each kind goes by itself.
+        for rows in (np.flatnonzero(groups.across), np.flatnonzero(~groups.across)):
+            if rows.size:
+                some, part = (groups, sent) if rows.size == sent.size else (groups.rows(rows), sent[rows])
+                best = runs[0](kind, part, some, self)
+                for run in runs[1:]:
+                    best = np.minimum(best, run(kind, part, some, self))
+                times[rows] = best
         return times
 
     def groups(self, size: npt.NDArray[np.int64], stride: npt.NDArray[np.int64], concurrent: bool) -> Groups:
@@ -232,7 +237,10 @@ class Fabric:
             spine = node_rate * min(1.0, share / self.oversubscription) if np.isfinite(node_rate) else np.inf
         return tuple(
             float(value)
-            for value in (size, local, nodes, leaf, leaves, ring, mesh, pair, node_rate, rank_rate, message, spine)
+            for value in (
+                *(size, stride, local, nodes, leaf, leaves),
+                *(ring, mesh, pair, node_rate, rank_rate, message, spine),
+            )
         )
 
     def route(self, kind: str, nbytes: float, size: int, stride: int = 1, *, concurrent: bool = True) -> Route:

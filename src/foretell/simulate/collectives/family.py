@@ -22,7 +22,7 @@ from foretell.simulate.collectives.rates import Curve
 if TYPE_CHECKING:
     from foretell.simulate.collectives.fabric import Fabric
 
-__all__ = ["KINDS", "Algorithm", "Member", "algorithm", "algorithms", "member", "seconds"]
+__all__ = ["KINDS", "Algorithm", "Leg", "Member", "algorithm", "algorithms", "levels", "member", "seconds"]
 
 #: What can be asked for. `nbytes` is, in this order: the buffer; the result each rank ends with; the input each rank
 #: begins with; what a rank holds, its own part included; the buffer; the message.
@@ -101,11 +101,48 @@ def member(name: str) -> Member:
     return _members[name]
 
 
-def seconds(curve: Curve, steps: Floats, sent: Floats, buffer: Floats, rate: Floats) -> Floats:
-    """`curve` for `steps` dependent hops, `sent` bytes through a link of `rate` bytes/s and a `buffer` of bytes."""
-    moved = (curve.wire * sent + curve.copy * buffer) / rate
-    best: Floats = np.full(np.shape(moved), np.inf)
-    for protocol in curve.protocols:
-        best = np.minimum(best, protocol.base_s + steps * protocol.step_s + protocol.slowdown * moved)
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """What one level of links has to do: `steps` hops that wait for each other, `sent` bytes through a port.
+
+    `buffer` are the bytes of the collective, which pass through the device's memory; `rate` is the port's, bytes/s.
+    """
+
+    curve: Curve
+    steps: Floats
+    sent: Floats
+    buffer: Floats
+    rate: Floats
+
+    @property
+    def moved_s(self) -> Floats:
+        """Time of the bytes, at the best protocol."""
+        time: Floats = (self.curve.wire * self.sent + self.curve.copy * self.buffer) / self.rate
+        return time
+
+
+def seconds(near: Leg, far: Leg | None = None) -> Floats:
+    """The best protocol's time over one level, or over two that work at once: all hops, and the slower's bytes."""
+    best: Floats = np.full(np.shape(near.sent), np.inf)
+    moved = near.moved_s
+    moved_far = None if far is None else far.moved_s
+    for at, protocol in enumerate(near.curve.protocols):
+        start, hops, time = protocol.base_s, near.steps * protocol.step_s, protocol.slowdown * moved
+        if far is not None and moved_far is not None:
+            other = far.curve.protocols[min(at, len(far.curve.protocols) - 1)]
+            start = max(start, other.base_s)
+            hops = hops + far.steps * other.step_s
+            time = np.maximum(time, other.slowdown * moved_far)
+        best = np.minimum(best, start + hops + time)
     return best
 
+
+def levels(near: Leg | None, far: Leg | None, groups: Groups) -> Floats:
+    """`seconds` over the levels that each group uses: its node's links, the network, or both at once."""
+    time: Floats = np.zeros(np.shape(groups.size))
+    if near is not None and not groups.across.all():
+        time = np.where(groups.across, time, seconds(near))
+    if far is not None and groups.across.any():
+        wide = seconds(far) if near is None else np.where(groups.local > 1, seconds(near, far), seconds(far))
+        time = np.where(groups.across, wide, time)
+    return time

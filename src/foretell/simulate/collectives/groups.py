@@ -18,11 +18,12 @@ Ints = npt.NDArray[np.int64]
 class Groups:
     """One group a row: its shape, and the rates of the links it uses as they are signalled, bytes/s, one direction.
 
-    A group of `size` ranks has `local` of them in each of `nodes` nodes, and `leaf` of these nodes hang off each of
-    `leaves` leaf switches. Rates already hold what a group gets while others like it run.
+    A group of `size` ranks, `stride` apart, has `local` of them in each of `nodes` nodes; `leaf` of these nodes hang
+    off each of `leaves` leaf switches. Rates already hold what a group gets while others like it run.
     """
 
     size: Floats
+    stride: Floats
     local: Floats
     nodes: Floats
     leaf: Floats

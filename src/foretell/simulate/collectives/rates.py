@@ -15,7 +15,7 @@ from typing import Any
 
 from foretell.errors import InputError
 
-__all__ = ["Curve", "LinkRates", "Protocol", "link_rates", "measured_kinds"]
+__all__ = ["Curve", "LinkRates", "Protocol", "link_rates", "measured_kinds", "section"]
 
 #: Kinds to fall back on, for links that were not measured: the first that is in the calibration is taken.
 NEAREST: Mapping[str, tuple[str, ...]] = {
@@ -90,6 +90,12 @@ def _calibration() -> dict[str, Any]:
     return found
 
 
+def section(name: str) -> dict[str, Any]:
+    """A part of the calibration file other than ``links``, as it stands."""
+    found: dict[str, Any] = _calibration()[name]
+    return found
+
+
 def measured_kinds() -> tuple[str, ...]:
     """Kinds of link that have a calibration, sorted."""
     return tuple(sorted(_calibration()["links"]))
@@ -103,7 +109,9 @@ def link_rates(kind: str, inside: bool) -> LinkRates:
 @cache
 def _link_rates(kind: str, inside: bool) -> LinkRates:
     known = _calibration()["links"]
-    for name in (kind, *NEAREST.get(kind, ()), *(NEAREST_INSIDE if inside else NEAREST_OUTSIDE)):
+    first, _, last = kind.partition("-")
+    whole = f"{first}-{last.rpartition('-')[2]}" if last else kind  # without its generation: roce-100GbE-full
+    for name in (kind, *NEAREST.get(kind, ()), whole, *(NEAREST_INSIDE if inside else NEAREST_OUTSIDE)):
         if name in known:
             return read_link(kind, name, known[name])
     raise InputError(f"no constants for {kind!r}", "collectives/calibration.json", "fit it again")

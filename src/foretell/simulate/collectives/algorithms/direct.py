@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.simulate.collectives.fabric import Fabric
-from foretell.simulate.collectives.family import algorithm, seconds
+from foretell.simulate.collectives.family import Leg, algorithm, seconds
 from foretell.simulate.collectives.groups import Floats, Groups
 
 SOURCE = "the custom all-reduce kernels of TensorRT-LLM and vLLM, one-shot and two-shot"
@@ -17,7 +17,8 @@ def one_shot(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Fl
     if fabric.node_rates is None:
         return np.full_like(nbytes, np.inf)
     sent = nbytes * (groups.size - 1)
-    time = seconds(fabric.node_rates.curve("one-shot", kind), groups.size - 1, sent, nbytes, groups.mesh_rate)
+    curve = fabric.node_rates.curve("one-shot", kind)
+    time = seconds(Leg(curve, groups.size - 1, sent, nbytes, groups.mesh_rate))
     return np.where(groups.across, np.inf, time)
 
 
@@ -27,5 +28,12 @@ def two_shot(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Fl
     if fabric.node_rates is None:
         return np.full_like(nbytes, np.inf)
     sent = 2 * nbytes * (groups.size - 1) / groups.size
-    time = seconds(fabric.node_rates.curve("two-shot", kind), groups.size - 1, sent, nbytes, groups.mesh_rate)
+    curve = fabric.node_rates.curve("two-shot", kind)
+    time = seconds(Leg(curve, groups.size - 1, sent, nbytes, groups.mesh_rate))
     return np.where(groups.across, np.inf, time)
+
+
+@algorithm("direct", kinds=("all_reduce",), source=SOURCE, auto=False)
+def direct(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
+    """The faster of one shot and two, as the engines choose by size."""
+    return np.minimum(one_shot(kind, nbytes, groups, fabric), two_shot(kind, nbytes, groups, fabric))

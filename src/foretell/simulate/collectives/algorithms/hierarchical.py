@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.simulate.collectives.fabric import Fabric
-from foretell.simulate.collectives.family import PASSES, algorithm, seconds
+from foretell.simulate.collectives.family import PASSES, Leg, algorithm, seconds
 from foretell.simulate.collectives.groups import Floats, Groups
 
 SOURCE = "Cho et al., BlueConnect: Decomposing all-reduce on heterogeneous network hierarchy, MLSys 2019"
@@ -15,7 +15,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 @algorithm("hierarchical-2", kinds=KINDS, source=SOURCE)
 def two_levels(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
     """Scatter within each node, the collective between ranks of equal place, gather within each node."""
-    if fabric.network_rates is None or fabric.node_rates is None:
+    if fabric.network_rates is None or fabric.node_rates is None or not groups.across.any():
         return np.full_like(nbytes, np.inf)
     rate = np.minimum(groups.node_rate, groups.leaf * groups.spine_rate)
     time = _inside(kind, nbytes, groups, fabric) + _between(kind, nbytes, groups.nodes, rate, fabric)
@@ -25,7 +25,7 @@ def two_levels(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> 
 @algorithm("hierarchical-3", kinds=KINDS, source=SOURCE)
 def three_levels(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
     """As two levels, and between leaf switches apart: only a leaf's share of the data crosses the spine."""
-    if fabric.network_rates is None:
+    if fabric.network_rates is None or not (groups.leaves > 1).any():
         return np.full_like(nbytes, np.inf)
     under = _between(kind, nbytes, groups.leaf, groups.node_rate, fabric)
     over = _between(kind, nbytes / groups.leaf, groups.leaves, groups.spine_rate, fabric)
@@ -43,7 +43,7 @@ def _inside(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric) -> Floats
     time: Floats = np.zeros_like(nbytes)
     for half in halves:
         curve = fabric.node_rates.curve("ring", half)
-        time = time + seconds(curve, groups.local - 1, sent, nbytes, groups.ring_rate)
+        time = time + seconds(Leg(curve, groups.local - 1, sent, nbytes, groups.ring_rate))
     return time
 
 
@@ -52,4 +52,4 @@ def _between(kind: str, nbytes: Floats, members: Floats, rate: Floats, fabric: F
     assert fabric.network_rates is not None
     passes = PASSES[kind]
     sent = passes * nbytes * (members - 1) / members
-    return seconds(fabric.network_rates.curve("ring", kind), passes * (members - 1), sent, nbytes, rate)
+    return seconds(Leg(fabric.network_rates.curve("ring", kind), passes * (members - 1), sent, nbytes, rate))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretell.simulate.collectives.algorithms.tree import between_nodes
 from foretell.simulate.collectives.fabric import Fabric
-from foretell.simulate.collectives.family import PASSES, algorithm, seconds
+from foretell.simulate.collectives.family import Leg, algorithm, levels
 from foretell.simulate.collectives.groups import Floats, Groups
 
 SOURCE = "Klenk et al., An in-network architecture for accelerating shared-memory multiprocessor collectives, ISCA 2020"
@@ -13,21 +14,16 @@ SOURCE = "Klenk et al., An in-network architecture for accelerating shared-memor
 
 @algorithm("nvls", kinds=("all_reduce",), source=SOURCE)
 def nvls(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
-    """Each rank reads its share reduced by the switch and multicasts it; between nodes, the shares take a ring."""
+    """Each rank reads its share reduced by the switch and multicasts it; between nodes, the shares take two trees."""
     rates = fabric.node_rates
     if rates is None or not has_nvls(fabric.node_kind):
         return np.full_like(nbytes, np.inf)
     local = groups.local
     # Through a port: the other ranks read all of the buffer, and the sums of all shares come back, each 1/local.
     sent = nbytes * (1 + 1 / local)
-    time = seconds(rates.curve("nvls", kind), np.full_like(nbytes, 2.0), sent, nbytes, groups.ring_rate)
-    if fabric.network_rates is not None:
-        outside_sent = PASSES[kind] * nbytes * (groups.nodes - 1) / groups.nodes
-        rate = np.minimum(groups.node_rate, groups.leaf * groups.spine_rate)
-        steps = 2 * np.ceil(np.log2(np.maximum(groups.nodes, 2)))
-        outside = seconds(fabric.network_rates.curve("tree", kind), steps, outside_sent, nbytes, rate)
-        time = np.where(groups.across, np.maximum(time, outside), time)
-    return np.where(local > 2, time, np.inf)
+    near = Leg(rates.curve("nvls", kind), np.full_like(nbytes, 2.0), sent, nbytes, groups.ring_rate)
+    far = None if fabric.network_rates is None else between_nodes(kind, nbytes, groups, fabric)
+    return np.where(local > 2, levels(near, far, groups), np.inf)
 
 
 def has_nvls(kind: str | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.simulate.collectives.fabric import Fabric
-from foretell.simulate.collectives.family import PASSES, algorithm, seconds
+from foretell.simulate.collectives.family import PASSES, Leg, algorithm, levels
 from foretell.simulate.collectives.groups import Floats, Groups
 
 SOURCE = "Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 2009"
@@ -17,15 +17,14 @@ def ring(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats
     passes = PASSES.get(kind, 1.0)
     # A broadcast is cut into pieces that follow each other round the ring: all of it crosses each link.
     sent = nbytes if kind == "broadcast" else passes * nbytes * (groups.size - 1) / groups.size
-    time: Floats = np.zeros_like(nbytes)
-    steps_outside = passes * np.where(groups.across, groups.nodes, 0.0)
+    near = far = None
+    # Each pass takes size - 1 hops, of which one a node, all but the last, are between nodes.
+    outside = passes * (groups.nodes - 1)
     if fabric.node_rates is not None:
-        steps = passes * (groups.size - 1) - steps_outside
-        inside = seconds(fabric.node_rates.curve("ring", kind), np.maximum(steps, 0), sent, nbytes, groups.ring_rate)
-        time = np.where(groups.local > 1, inside, 0.0)
+        steps = passes * (groups.size - 1) - outside
+        near = Leg(fabric.node_rates.curve("ring", kind), steps, sent, nbytes, groups.ring_rate)
     if fabric.network_rates is not None:
         # One hop in `leaf` leaves the leaf switch.
         rate = np.minimum(groups.node_rate, groups.leaf * groups.spine_rate)
-        outside = seconds(fabric.network_rates.curve("ring", kind), steps_outside, sent, nbytes, rate)
-        time = np.where(groups.across, np.maximum(outside, time), time)
-    return time
+        far = Leg(fabric.network_rates.curve("ring", kind), outside, sent, nbytes, rate)
+    return levels(near, far, groups)
