@@ -162,7 +162,9 @@ def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
 def command_line(context: typer.Context) -> str:
     """The command as it was given, for a shell: what was left to its default stays out."""
     words = ["foretell"]
-    chain = [context] if context.parent is None else [context.parent, context]
+    chain = [context]
+    while chain[0].parent is not None:
+        chain.insert(0, chain[0].parent)
     for each in chain:
         if each is not chain[0]:
             words.append(str(each.info_name))

@@ -19,6 +19,7 @@ SCHEMAS: tuple[str, ...] = (
     "foretell.graph/1",
     "foretell.kv/1",
     "foretell.occupancy/1",
+    "foretell.plan/1",
     "foretell.shapes/1",
 )
 
