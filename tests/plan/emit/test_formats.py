@@ -75,7 +75,7 @@ WHOLE = {
     ),
     "deepspeed": TrainingPlan(
         64, 4096, tp=4, dp=4, pp=2, framework="deepspeed", recompute="full", overlap_p2p=False,
-        overlap_param_gather=False,
+        overlap_param_gather=False, attention="flash2",
     ),
 }  # fmt: skip
 

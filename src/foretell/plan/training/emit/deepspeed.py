@@ -163,7 +163,7 @@ def _arguments(config: LLMConfig, plan: TrainingPlan) -> Iterator[str]:
     yield f"--seq-length {plan.seq_len}"
     yield f"--zero-stage {plan.zero}"
     yield "--fp16" if plan.precision == "fp16" else "--bf16"
-    if plan.attention == "flash":
+    if plan.attention != "unfused":
         yield "--use-flash-attn-v2"
     if plan.recompute == "full":
         yield "--checkpoint-activations"
@@ -196,7 +196,7 @@ def _arguments(config: LLMConfig, plan: TrainingPlan) -> Iterator[str]:
 
 def unsaid_model(config: LLMConfig) -> tuple[str, ...]:
     """Fields of a model that Megatron-DeepSpeed has no option for."""
-    options, _ = given("\n".join(_arguments(config, TrainingPlan(1, 1))))
+    options = given("\n".join(_arguments(config, TrainingPlan(1, 1))))
     said = _read_model(parse(options, OPTIONS, _DEFAULTS, "options")[0])
     return tuple(
         item.name for item in dataclasses.fields(config)
@@ -218,6 +218,7 @@ def unsaid(config: LLMConfig, plan: TrainingPlan) -> dict[str, str]:
         (plan.shard > 0, "shard", "ZeRO shards over all data-parallel ranks"),
         (plan.recompute_layers > 0, "recompute_layers", "all layers are recomputed"),
         (plan.precision not in ("bf16", "fp16"), "precision", "DeepSpeed trains in bf16 or fp16"),
+        (plan.attention == "flash", "attention", "fused attention is FlashAttention 2"),
         (plan.grad_dtype == "fp8", "grad_dtype", "gradients are fp32 or 16 bit"),
         (plan.state_dtype != "fp32", "state_dtype", "16-bit states come only with 16-bit master weights"),
         (plan.context_scheme != "a2a", "context_scheme", "sequence parallelism is by all-to-all (Ulysses)"),
@@ -265,7 +266,7 @@ def read(text: str, where: str) -> Found:
         plan["seq_len"] = a.number("--seq-length")
     if a.values:
         flash = any(a.on(name) for name in ("--use-flash-attn", "--use-flash-attn-v1", "--use-flash-attn-v2"))
-        plan["attention"] = "flash" if flash else "unfused"
+        plan["attention"] = "flash2" if flash else "unfused"
     return Found("deepspeed", where, MappingProxyType(plan), MappingProxyType(_read_model(a)), tuple(notes))
 
 
@@ -279,11 +280,8 @@ def _options(data: Mapping[str, Any], notes: list[str], where: str) -> Arguments
         words += listed
     # One option a line, so that nothing in a word is taken for syntax of a shell.
     lines = [word if word.startswith("--") else json.dumps(word) for word in words]
-    found, more = given("\n".join(lines))
-    parsed, strange = parse(found, OPTIONS, _DEFAULTS, f"{where}: foretell.arguments")
+    parsed, more = parse(given("\n".join(lines)), OPTIONS, _DEFAULTS, f"{where}: foretell.arguments")
     notes += more
-    if strange:
-        notes.append(f"options that say nothing about the plan: {shown(strange)}")
     return parsed
 
 

@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, type] = MappingProxyType(
                 *("--expert-model-parallel-size", "--expert-tensor-parallel-size"),
                 *("--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"),
                 *("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
-                "--microbatch-group-size-per-virtual-pipeline-stage",
+                *("--microbatch-group-size-per-virtual-pipeline-stage", "--flash-attention-version"),
                 *("--micro-batch-size", "--global-batch-size", "--seq-length", "--max-position-embeddings"),
                 "--num-distributed-optimizer-instances",
             ),
@@ -317,7 +317,9 @@ def _formats(plan: TrainingPlan) -> Iterator[str]:
         yield "--use-precision-aware-optimizer"
         yield f"--exp-avg-dtype {plan.state_dtype}"
         yield f"--exp-avg-sq-dtype {plan.state_dtype}"
-    yield f"--attention-backend {plan.attention}"
+    yield f"--attention-backend {'unfused' if plan.attention == 'unfused' else 'flash'}"
+    if plan.attention == "flash2":
+        yield "--flash-attention-version 2"
 
 
 def _recompute(plan: TrainingPlan) -> Iterator[str]:
@@ -538,17 +540,13 @@ def arguments(text: str, where: str) -> tuple[Arguments, list[str]]:
 
     Raises InputError for an option with a wrong value or given twice.
     """
-    found, notes = given(text)
-    parsed, strange = parse(
-        [option for option in found if option.values != ("gpu",)], OPTIONS, DEFAULTS, where
-    )
+    options = [option for option in given(text) if option.values != ("gpu",)]
+    parsed, notes = parse(options, OPTIONS, DEFAULTS, where)
     values = dict(parsed.values)
     if "--nnodes" in values and "--nproc-per-node" in values:
         values["--world-size"] = parsed.number("--nnodes") * parsed.number("--nproc-per-node")
     if values.pop("--recompute-activations", False):
         values.setdefault("--recompute-granularity", "selective")
-    if strange:
-        notes.append(f"options that say nothing about the plan: {shown(strange)}")
     return Arguments(values, DEFAULTS, parsed.lines), notes
 
 
@@ -684,7 +682,8 @@ def _read_formats(a: Arguments, notes: list[str]) -> dict[str, Any]:
         notes.append("states of the optimiser in several formats, or fp16; taken as fp32")
     backend = a.text("--attention-backend")
     if backend in ("flash", "fused", "unfused", "local"):
-        found["attention"] = "flash" if backend in ("flash", "fused") else "unfused"
+        second = backend == "flash" and a.number("--flash-attention-version") == 2
+        found["attention"] = "flash2" if second else "flash" if backend in ("flash", "fused") else "unfused"
     return found
 
 

@@ -34,24 +34,16 @@ class Given:
     line: int
 
 
-def given(text: str) -> tuple[list[Given], list[str]]:
-    """The options of a text in order, and notes on what could not be read without a shell."""
-    words, notes = _words(text), []
+def given(text: str) -> list[Given]:
+    """The options of a text in order."""
     found: list[tuple[str, list[str], int]] = []
-    for word, line in words:
+    for word, line in _words(text):
         if _OPTION.match(word):
             name, equals, value = word.partition("=")
             found.append((name.replace("_", "-"), [value] if equals else [], line))
         elif found:
             found[-1][1].append(word)
-    options: list[Given] = []
-    for name, values, line in found:
-        unset = [value for value in values[:1] if "$" in value or "`" in value]
-        if unset:
-            notes.append(f"line {line}: {name} is {shown(unset)}, which only a shell could tell; left out")
-        else:
-            options.append(Given(name, tuple(values), line))
-    return options, notes
+    return [Given(name, tuple(values), line) for name, values, line in found]
 
 
 def _words(text: str) -> list[tuple[str, int]]:
@@ -73,7 +65,7 @@ def _words(text: str) -> list[tuple[str, int]]:
                 value = _expand(assigned[2], variables)
                 if value.lstrip("( ").startswith("--"):  # OPTIONS="--a 1 --b 2"
                     words += [(part, number) for part in _split(value.lstrip("( "))]
-                elif len(value) <= 200:
+                elif len(value) <= 200 and "$(" not in value and "`" not in value:
                     variables[assigned[1]] = value
                 continue
             words += [(part.rstrip(")") if part.endswith(")") and "(" not in part else part, number)
@@ -141,18 +133,24 @@ class Arguments:
 def parse(
     found: Sequence[Given], kinds: Mapping[str, type], defaults: Mapping[str, object], where: str
 ) -> tuple[Arguments, list[str]]:
-    """Options as `Arguments`, and the names of those that `kinds` does not know.
+    """Options as `Arguments`, and notes on those that `kinds` does not know or that only a shell could tell.
 
     `kinds` says for each option what its value is: int, float, str, tuple (several words) or bool (a flag). Raises
     InputError, with the line, for a value of another kind and for an option given twice with different values.
     """
     values: dict[str, object] = {}
     lines: dict[str, int] = {}
+    notes: list[str] = []
     strange: list[str] = []
     for option in found:
         kind = kinds.get(option.name)
         if kind is None:
             strange.append(option.name)
+            continue
+        unset = [value for value in option.values[:1] if kind is not bool and ("$" in value or "`" in value)]
+        if unset:
+            said = f"{option.name} is {shown(unset)}"
+            notes.append(f"line {option.line}: {said}, which only a shell could tell; left out")
             continue
         value = _value(option, kind, where)
         if option.name in values and values[option.name] != value:
@@ -162,7 +160,9 @@ def parse(
             )  # fmt: skip
         values[option.name] = value
         lines.setdefault(option.name, option.line)
-    return Arguments(values, defaults, lines), list(dict.fromkeys(strange))
+    if strange:
+        notes.append(f"options that say nothing about the plan: {shown(dict.fromkeys(strange))}")
+    return Arguments(values, defaults, lines), notes
 
 
 def _value(option: Given, kind: type, where: str) -> object:

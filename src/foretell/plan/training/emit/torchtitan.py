@@ -262,7 +262,7 @@ def unsaid(config: LLMConfig, plan: TrainingPlan) -> dict[str, str]:
         ),
         (every > 1, "recompute", f"written as selective, one layer in {every}"),
         (plan.precision in ("fp16", "nvfp4"), "precision", "torchtitan trains in bf16, fp8 or mxfp8"),
-        (plan.attention == "unfused", "attention", "attention is PyTorch's fused one"),
+        (plan.attention != "flash", "attention", "attention is whichever fused kernel PyTorch chooses"),
         (plan.grad_dtype != "fp32", "grad_dtype", "gradients are reduced in fp32"),
         (plan.state_dtype != "fp32", "state_dtype", "states of the optimiser are fp32"),
         (plan.context_scheme == "a2a", "context_scheme", "keys and values go round a ring or are gathered"),
