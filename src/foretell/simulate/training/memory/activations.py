@@ -125,7 +125,7 @@ def layer(config: LLMConfig, group: LayerGroup, table: PlanTable, dropout: bool)
     everything = between / outer + operands + core + result + scores + mlp
     entry = HALF * h / outer
     selective = np.where(
-        fsdp, entry + _saved_products(config, group, table, outer) + HALF * results
+        fsdp, entry + _saved_products(config, group, table) + HALF * results
         + np.where(unfused, 0.0, scores), everything - scores,
     )  # fmt: skip
     kept = np.where(table.chosen("recompute", "full"), entry,
@@ -133,18 +133,21 @@ def layer(config: LLMConfig, group: LayerGroup, table: PlanTable, dropout: bool)
     return Layer(kept * count, everything * count, (backward + entry) * count)
 
 
-def _saved_products(config: LLMConfig, group: LayerGroup, table: PlanTable, outer: Floats) -> Floats:
-    """Results of every other matrix product, which torchtitan's selective checkpointing saves, in bytes a token."""
+def _saved_products(config: LLMConfig, group: LayerGroup, table: PlanTable) -> Floats:
+    """Results of every other matrix product, which torchtitan's selective checkpointing saves, in bytes a token.
+
+    Compiled layers drop those that no gradient needs: what is only added to the residual. Eager ones keep them.
+    """
     total = np.zeros(len(table))
     products = [weight for weight in layer_weights(config, group) if weight.kind in ("matrix", "experts")
                 and weight.name not in GATES and len(weight.shape) > 1 and "bias" not in weight.name]
     for weight in products[::2]:
-        width = float(weight.shape[-2])
+        if weight.name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+            continue
         copies = config.moe.top_k if weight.kind == "experts" and config.moe is not None else 1
-        down = weight.name.endswith(("o_proj.weight", "down_proj.weight", "down_proj"))
         key = ".k_proj." in weight.name or ".v_proj." in weight.name
-        ranks = outer if down else np.minimum(table["tp"], config.kv_heads) if key else table["tp"]
-        total = total + HALF * copies * width / ranks
+        ranks = np.minimum(table["tp"], config.kv_heads) if key else table["tp"]
+        total = total + HALF * copies * float(weight.shape[-2]) / ranks
     return total
 
 
@@ -152,26 +155,29 @@ def _saved_products(config: LLMConfig, group: LayerGroup, table: PlanTable, oute
 class Head:
     """Bytes of the final norm, the logits and the loss of one micro-batch on the last rank, each (rows,).
 
-    `kept` from the loss to the backward pass, `running` what is needed besides while loss and backward run.
+    `kept` from the loss to the backward pass, `running` what is needed besides while loss and backward run, `cached`
+    what the allocator holds on to meanwhile.
     """
 
     kept: Floats
     running: Floats
+    cached: Floats
 
 
 def head(config: LLMConfig, table: PlanTable, loss_fusion: bool) -> Head:
     """The head, with V the vocabulary on a rank, in bytes a token.
 
-    Megatron's loss turns the logits (2 V) into fp32 and those into probabilities in place (4 V, kept); fused, it writes
-    their gradients into the half-precision logits (2 V, kept). PyTorch's keeps fp32 log-probabilities (4 V); there are
-    the half-precision logits (2 V) and their fp32 copy besides, and a gradient of that size. Its ``loss_parallel``, for
-    logits split by tensor parallelism, has three fp32 tensors besides.
+    A fused loss writes gradients into the half-precision logits (2 V, kept). Otherwise Megatron's turns the logits
+    (2 V) into fp32 and those into probabilities in place (4 V, kept). PyTorch's keeps fp32 log-probabilities (4 V), and
+    its backward pass has their gradient and that of the logits besides, both in fp32; ``loss_parallel``, for logits
+    split by tensor parallelism, three fp32 tensors (`torch.distributed.tensor.parallel.loss`). The half-precision
+    logits are freed by then, but no fp32 tensor fits where they were.
     """
     width = padded_vocab(config, table) / table["tp"]
-    megatron = table.chosen("framework", "megatron")
     outer, h = _sharing(table), HALF * config.hidden
-    kept = np.where(megatron & loss_fusion, HALF, 4.0) * width + 2 * h / outer
-    torch = np.where(table["tp"] > 1, 3 * 4.0, 2 * 4.0 + HALF)
-    beside = np.where(megatron, 0.0 if loss_fusion else HALF, torch)
+    torch = np.where(table["tp"] > 1, 3 * 4.0, 2 * 4.0)
+    beside = 0.0 if loss_fusion else np.where(table.chosen("framework", "megatron"), HALF, torch)
+    kept = (HALF if loss_fusion else 4.0) * width + 2 * h / outer
     gathered = np.where(table["tp"] > 1, h, 0.0)
-    return Head(kept * tokens(table), (beside * width + gathered) * tokens(table))
+    cached = 0.0 if loss_fusion else np.where(table.chosen("framework", "megatron"), 0.0, HALF) * width
+    return Head(*(size * tokens(table) for size in (kept, beside * width + gathered, cached)))

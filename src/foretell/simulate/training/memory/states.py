@@ -150,8 +150,11 @@ class States:
     last_elements: Floats
 
 
-def states(config: LLMConfig, table: PlanTable, device: Device) -> States:
-    """Parameters, gradients and optimiser state of one layer of each group and of the pipeline's two ends."""
+def states(config: LLMConfig, table: PlanTable, device: Device, fp8_parameters: bool = False) -> States:
+    """Parameters, gradients and optimiser state of one layer of each group and of the pipeline's two ends.
+
+    With `fp8_parameters` matrices that Megatron multiplies in 8 bits are kept in 8 bits alone.
+    """
     tp, ep = table["tp"].astype(np.float64), table["ep"].astype(np.float64)
     vocab = padded_vocab(config, table) / tp
     outer = {weight.name: float(weight.elements) for weight in model_weights(config)}
@@ -170,7 +173,7 @@ def states(config: LLMConfig, table: PlanTable, device: Device) -> States:
             if rank:
                 chosen = table["lora_rank"] == rank
                 adapters[chosen] = _adapters(config, int(rank))[index].dense(tp, config.kv_heads)[chosen]
-        units.append(_bytes(table, device, dense, routed, quantised, adapters))
+        units.append(_bytes(table, device, dense, routed, quantised, adapters, fp8_parameters))
         elements.append(dense + routed)
     nothing = np.zeros_like(tp)
     return States(
@@ -186,7 +189,8 @@ def states(config: LLMConfig, table: PlanTable, device: Device) -> States:
 
 
 def _bytes(
-    table: PlanTable, device: Device, dense: Floats, routed: Floats, quantised: Floats, adapters: Floats
+    table: PlanTable, device: Device, dense: Floats, routed: Floats, quantised: Floats, adapters: Floats,
+    fp8_parameters: bool = False,
 ) -> tuple[Floats, Floats, Floats]:
     zero, fsdp, frozen = table["zero"], table.chosen("framework", "fsdp2"), table["lora_rank"] > 0
     shards = table.shards.astype(np.float64)
@@ -201,7 +205,9 @@ def _bytes(
     whole = dense + routed
     stored = np.where(fsdp & ~frozen, 4.0, HALF) * shared((zero == 3) | (fsdp & (zero > 0)))
     parameters = stored + np.where(fsdp & (zero < 3), HALF, 0.0) * whole
-    parameters = parameters + np.where(zero < 3, _copy_bytes(table, device), 0.0) * quantised
+    copies = np.where(zero < 3, _copy_bytes(table, device), 0.0)
+    alone = fp8_parameters & (copies > 0) & table.chosen("precision", "fp8", "mxfp8")
+    parameters = parameters + (copies - np.where(alone, HALF, 0.0)) * quantised
     # A pipeline of FSDP2's adds up whole gradients over its micro-batches and reduces them at the end.
     gradients = grad * shared(np.where(fsdp, (zero > 0) & (table["pp"] == 1), zero >= 2))
     optimizer = (np.where(fsdp, 0.0, 4.0) + 2 * state) * shared(zero >= 1)

@@ -28,7 +28,8 @@ ALLOCATED = ("parameters", "gradients", "optimizer", "activations", "logits", "t
 #: ``framework`` what the driver and NCCL hold outside it.
 PARTS = (*ALLOCATED, "fragmentation", "framework")
 
-# What PyTorch's allocator reserves beyond what is allocated, as a share of what comes and goes within a step. Logs of
+# What PyTorch's allocator reserves beyond what is allocated, as a share of what comes and goes within a step, but for
+# room that only half-precision logits fit (`activations.Head.cached`). Logs of
 # Megatron runs that print both show 3 to 5 % of everything (max-allocated 214.65, 285.84 and 48.46 GB, max-reserved
 # 221.08, 295.52 and 50.28); states, allocated once, waste next to nothing.
 _FRAGMENTATION = 0.05
@@ -87,20 +88,32 @@ def _sum(columns: object) -> Floats:
     return np.asarray(sum(columns))  # type: ignore[call-overload]
 
 
+@dataclass(frozen=True, slots=True)
+class _Switches:
+    dropout: bool
+    loss_fusion: bool
+    fp8_parameters: bool
+
+
 def memory(
-    config: LLMConfig, table: PlanTable, device: Device, *, dropout: bool = False, loss_fusion: bool = False
+    config: LLMConfig, table: PlanTable, device: Device, *, dropout: bool = False, loss_fusion: bool = False,
+    fp8_parameters: bool = False,
 ) -> MemoryTable:
     """Memory of the fullest rank of each plan in `table`.
 
-    `dropout` says that attention, residuals and their masks are kept for dropout, as models before 2022 had it;
-    `loss_fusion` that Megatron runs with its fused cross entropy. The figures assume that rows routed to experts are
-    spread evenly. Raises nothing for plans that break rules: ask `foretell.simulate.training.legality` first.
+    What a plan does not say: `dropout` keeps masks, and the attention's dropped probabilities, as models before 2022
+    had them; `loss_fusion` makes the cross entropy one kernel (Megatron-LM's ``--cross-entropy-loss-fusion``,
+    FlashAttention's or Liger's); `fp8_parameters` keeps matrices that Megatron multiplies in 8 bits in 8 bits alone
+    (``--fp8-param-gather``).
+
+    Rows routed to experts are taken to be spread evenly. Raises nothing for plans that break rules: ask
+    `foretell.simulate.training.legality` first.
     """
     if not len(table):
         return MemoryTable(MappingProxyType({part: np.zeros(0) for part in PARTS}), np.zeros(0, np.int64),
                            device.memory_bytes)  # fmt: skip
     ranks = ranks_of(config, table)
-    every = _on_ranks(config, table, device, ranks, dropout, loss_fusion)
+    every = _on_ranks(config, table, device, ranks, _Switches(dropout, loss_fusion, fp8_parameters))
     peak = every.peak_bytes
     most = np.maximum.reduceat(peak, ranks.start)
     # The first rank that has as much as the most of its plan.
@@ -110,19 +123,20 @@ def memory(
 
 
 def by_rank(
-    config: LLMConfig, plan: TrainingPlan, device: Device, *, dropout: bool = False, loss_fusion: bool = False
+    config: LLMConfig, plan: TrainingPlan, device: Device, *, dropout: bool = False, loss_fusion: bool = False,
+    fp8_parameters: bool = False,
 ) -> MemoryTable:
     """Memory of one plan on each rank of the pipeline, first to last; arguments as for `memory`."""
     table = PlanTable.of([plan])
     ranks = ranks_of(config, table, prune=False)
-    return _on_ranks(config, table, device, ranks, dropout, loss_fusion)
+    return _on_ranks(config, table, device, ranks, _Switches(dropout, loss_fusion, fp8_parameters))
 
 
 def _on_ranks(
-    config: LLMConfig, table: PlanTable, device: Device, ranks: Ranks, dropout: bool, loss_fusion: bool
+    config: LLMConfig, table: PlanTable, device: Device, ranks: Ranks, switches: _Switches
 ) -> MemoryTable:
     row, first, last = ranks.row, ranks.first, ranks.last
-    state = states(config, table, device)
+    state = states(config, table, device, switches.fp8_parameters)
     parts: dict[str, Floats] = {}
     for name, unit, start, end, tied in zip(ALLOCATED, state.unit, state.first, state.last, state.tied, strict=False):
         parts[name] = (
@@ -130,7 +144,7 @@ def _on_ranks(
             + np.where(first, start[row], 0.0) + np.where(last, end[row], 0.0) - np.where(first & last, tied[row], 0.0)
         )  # fmt: skip
 
-    layers = [activations.layer(config, group, table, dropout) for group in config.groups]
+    layers = [activations.layer(config, group, table, switches.dropout) for group in config.groups]
     kept, everything, running = (
         np.stack([getattr(layer, name) for layer in layers], axis=1)[row] for name in ("kept", "everything", "running")
     )
@@ -146,8 +160,8 @@ def _on_ranks(
     present = ranks.layers > 0
     running = np.where(present, running + again, 0.0).max(axis=1)
 
-    head = activations.head(config, table, loss_fusion)
-    head_kept, head_running = head.kept[row], head.running[row]
+    head = activations.head(config, table, switches.loss_fusion)
+    head_kept, head_running, head_cached = head.kept[row], head.running[row], head.cached[row]
     at_head = last & (head_kept + head_running >= running)
     attention, mlps, of_head = stand_ins(config, table)
     parts["logits"] = np.where(last, head_kept * (ranks.heads - ~at_head) + np.where(at_head, head_running, 0.0), 0.0)
@@ -163,6 +177,6 @@ def _on_ranks(
     )  # fmt: skip
     parts["fragmentation"] = _FRAGMENTATION * (
         parts["activations"] + parts["logits"] + parts["temporaries"] + parts["communication"]
-    )
+    ) + np.where(last, head_cached, 0.0)
     parts["framework"] = outside(table, device)[row]
     return MemoryTable(MappingProxyType(parts), ranks.rank, device.memory_bytes)
