@@ -161,9 +161,9 @@ def test_the_search_can_afford_it() -> None:
     times = np.ones((20_000, 8))
     best = np.inf
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         step_time(codes, 8, vp, 64, times, 2 * times, p2p_s=0.01, overlap_p2p=codes % 2 == 0)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 1.0
 
 

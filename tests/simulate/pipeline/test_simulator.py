@@ -180,9 +180,9 @@ def test_it_is_fast_and_repeatable() -> None:
     times = Times.of(1e-3, 2e-3, pp=16, p2p_s=1e-4)
     best, steps = np.inf, set()
     for _ in range(2):
-        start = time.perf_counter()
+        start = time.process_time()
         steps.add(simulate("1f1b", times, 2048).step_s)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert len(steps) == 1
     assert 2 * 16 * 2048 / best > 1e5
 
