@@ -208,6 +208,32 @@ def test_fsdp_gathers_two_layers_and_what_is_outside_them() -> None:
     assert one(config, plan.replace(dp=1))["communication"][0] == 0
 
 
+def test_ring_attention_holds_two_more_sets_of_keys_and_values_and_their_gradients() -> None:
+    config = llm.config("llama-3-8b")
+    pair = 2 * 2 * config.kv_heads * config.head_dim * 8192 / 4
+    by_scheme = {scheme: one(config, TrainingPlan(1, 8192, cp=4, context_scheme=scheme))["communication"][0]
+                 for scheme in ("ring", "allgather", "a2a")}  # fmt: skip
+    assert by_scheme == {"ring": 4 * pair, "allgather": 4 * pair, "a2a": 0}
+    assert one(config, TrainingPlan(1, 8192, cp=4, tp=2))["communication"][0] == 2 * pair + 2 * config.hidden * 8192 / 4
+
+
+def test_deepspeed_holds_its_buckets() -> None:
+    config = llm.config("llama-3-8b")
+    found = [one(config, TrainingPlan(8, 512, dp=8, zero=zero, framework="deepspeed"))["communication"][0]
+             for zero in (0, 1, 2, 3)]  # fmt: skip
+    assert found == [0, 2 * 5e8, 2 * 2 * 5e8, 2 * (5e8 + 1e9 + 5e7)]
+
+
+def test_gradients_of_unfused_scores_are_held_while_they_run() -> None:
+    config = gpt(1024, 16, 2)
+    plan = TrainingPlan(1, 8192, attention="unfused")
+    unfused, flash = (one(config, p)["temporaries"][0] for p in (plan, plan.replace(attention="flash")))
+    mlp = 2 * 2 * config.intermediate * 8192  # is gone by then
+    scores = 2 * 2 * config.heads * 8192**2
+    at_flash = 2 * config.intermediate * 8192  # the gradient of the MLP's hidden layer
+    assert unfused - flash == scores - mlp - at_flash
+
+
 # --- published figures ----------------------------------------------------------------------------------------------
 
 
@@ -383,6 +409,15 @@ def test_a_device_of_unknown_libraries_has_no_framework() -> None:
     config, table = llm.config("gpt2"), PlanTable.of([TrainingPlan(8, 512, dp=4)])
     assert memory(config, table, hardware.device("mi300x"))["framework"][0] == 0
     assert memory(config, table, H100)["framework"][0] > 2**29
+
+
+def test_every_device_of_the_catalogue_has_an_answer() -> None:
+    config, table = llm.config("gpt2"), PlanTable.of([TrainingPlan(8, 512, dp=4, precision=p) for p in ("bf16", "fp8")])
+    for name in hardware.devices():
+        device = hardware.device(name)
+        found = memory(config, table, device)
+        assert (found.peak_bytes > 0).all()
+        assert found.capacity_bytes == device.memory_bytes
 
 
 # --- what would fit -------------------------------------------------------------------------------------------------
