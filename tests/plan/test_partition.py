@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from foretell.errors import InfeasibleError, InputError
+from foretell.hardware import cluster
 from foretell.plan.training.partition import Layer, Unit, even, in_flight, partition, step_time
+from foretell.plan.training.units import adapt, model_layers
+from foretell.simulate.training import TrainingPlan
+from foretell.simulate.training.memory import by_rank
+from foretell.simulate.training.step import stage_times, step
+from foretell.workload import llm
 
 
 def pipeline(forward: list[float], backward: list[float], micro_batches: int) -> float:
@@ -211,3 +217,56 @@ def test_a_trillion_parameters_on_64_stages_take_seconds() -> None:
     assert sum(found.layers) == 128
     assert len(found.stages) == 64
     assert took < 30
+
+
+def test_a_models_units_add_up_to_what_the_step_and_the_memory_model_say() -> None:
+    """The times are those of `stage_times`, the bytes those of `memory`: units only share them out."""
+    on = cluster("8x dgx-a100")
+    for name, plan in (
+        ("gpt-3-175b", TrainingPlan(64, 4096, tp=8, pp=8)),
+        ("llama-2-70b", TrainingPlan(64, 8192, tp=4, pp=8, dp=2)),
+        ("gpt-3-175b", TrainingPlan(64, 2048, tp=8, pp=8, attention="unfused", sequence_parallel=False)),
+    ):
+        config = llm.config(name)
+        layers, room = model_layers(config, plan, on)
+        times = stage_times(config, plan, on)
+        body, each = layers[1], config.layers / plan.pp
+        assert each * body.forward_s == pytest.approx(times.forward_s[3, 0], rel=0.02)
+        assert each * body.backward_s == pytest.approx(times.backward_s[3, 0], rel=0.02)
+        ranks = by_rank(config, plan, on.groups[0][1].device).parts
+        kept = plan.pp - 3
+        activations = each * (body.input_bytes + sum(unit.nbytes for unit in body.units)) * kept
+        assert activations == pytest.approx(ranks["activations"][3], rel=0.08)
+        states = sum(ranks[part][3] for part in ("parameters", "gradients", "optimizer"))
+        assert each * body.weight_bytes == pytest.approx(states, rel=0.02)
+        assert 0.8 * 80 * 2**30 < room < 80 * 2**30
+
+
+def test_a_model_is_split_to_suit_its_memory() -> None:
+    config, on = llm.config("gpt-3-175b"), cluster("8x dgx-a100")
+    plan = TrainingPlan(64, 8192, tp=4, pp=16)
+    found = adapt(config, plan, on)
+    assert sum(found.layers) == config.layers + 2
+    shares = [stage.recompute_s / stage.forward_s for stage in found.stages]
+    assert shares[0] > shares[8] > shares[-1]
+    layers, room = model_layers(config, plan, on)
+    asked = {"stages": 16, "micro_batches": 64, "memory_bytes": room, "ends": True}
+    with pytest.raises(InfeasibleError):
+        even(layers, keep="all", **asked)
+    full = even(layers, keep="none", **asked)
+    assert full.layers == (7, *[6] * 14, 7)
+    assert full.time_s > 1.1 * found.time_s
+    # The step model agrees on what full recomputation takes, with the last product of each layer made again too, and
+    # with messages, optimiser and the like.
+    step_s = step(config, plan.replace(recompute="full"), on).time_s[0]
+    assert 0.9 * step_s < full.time_s < step_s
+
+
+def test_models_that_are_not_modelled_are_refused() -> None:
+    on = cluster("8x dgx-a100")
+    with pytest.raises(InputError, match="no stack of equal dense layers"):
+        adapt(llm.config("mixtral-8x7b"), TrainingPlan(64, 4096, tp=8, pp=8), on)
+    with pytest.raises(InputError, match="virtual stages"):
+        adapt(llm.config("gpt-3-175b"), TrainingPlan(64, 4096, tp=8, pp=8, vp=2, schedule="interleaved"), on)
+    with pytest.raises(InputError, match="give each stage a layer"):
+        even([Layer((), 1.0)] * 4, stages=3, micro_batches=1, memory_bytes=1, keep="all", ends=True)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from foretell.errors import InputError
+from foretell.hardware import cluster
 from foretell.plan.training.placement import Latency, Work, place
+from foretell.plan.training.units import place_plan, work_of
+from foretell.simulate.training import TrainingPlan
+from foretell.simulate.training.step import step
+from foretell.workload import llm
+from foretell.workload.llm.weights import count_parameters
 
 
 def pipeline(f: np.ndarray, b: np.ndarray, hops: np.ndarray, micro_batches: int) -> list[float]:
@@ -192,3 +198,30 @@ def test_wrong_work_is_refused() -> None:
     alone = place(Work((1.0,), (2.0,), 4, 0.0, (0.0,)), np.ones((1, 1)), block=8, per_node=8, data=1)
     assert alone.ranks().tolist() == list(range(8))
     assert alone.time_s == alone.default_s == 12.0
+
+
+def test_a_plans_work_is_that_of_its_step() -> None:
+    config, on = llm.config("opt-13b"), cluster("8x dgx-a100")
+    plan = TrainingPlan(64, 2048, tp=8, pp=4, dp=2, recompute="full", overlap_grad_reduce=False)
+    work = work_of(config, plan, on)
+    assert work.message_bytes == 2 * 2048 * config.hidden / 8
+    assert sum(work.gradient_bytes) == pytest.approx(4 * count_parameters(config) / 8, rel=0.01)
+    fast = np.full((8, 8), 1e15)
+    placed = place_plan(config, plan, on, fast, steps=0)
+    found = step(config, plan, on)
+    # Without messages and gradients; the step also has the host's part between steps.
+    bare = float((found.time_s - found.dp_s - found.pp_s - found.optimizer_s)[0])
+    assert placed.default_s == pytest.approx(bare, rel=0.03)
+    with pytest.raises(InputError, match="virtual stages"):
+        work_of(config, plan.replace(vp=2, schedule="interleaved"), on)
+
+
+def test_a_plan_is_placed_around_a_slow_pair_of_machines() -> None:
+    config, on = llm.config("opt-13b"), cluster("8x dgx-a100")
+    plan = TrainingPlan(64, 2048, tp=8, pp=8)
+    links = np.full((8, 8), 20e9)
+    links[3, 4] = links[4, 3] = 0.2e9
+    found = place_plan(config, plan, on, links, steps=4000)
+    neighbours = set(zip(found.order[:-1, 0].tolist(), found.order[1:, 0].tolist(), strict=True))
+    assert not neighbours & {(3, 4), (4, 3)}
+    assert found.speedup > 1.01

@@ -179,16 +179,22 @@ def partition(layers: Sequence[Layer], *, stages: int, micro_batches: int, memor
     return _partition(problem, chosen, exact=not (thinned or capped))
 
 
-def even(layers: Sequence[Layer], *, stages: int, micro_batches: int, memory_bytes: float, keep: str) -> Partition:
+def even(
+    layers: Sequence[Layer], *, stages: int, micro_batches: int, memory_bytes: float, keep: str, ends: bool = False
+) -> Partition:
     """What frameworks do by default: equally many layers a stage (earlier ones take the rest), `keep` one of
-    ``all``, ``none`` (only the layers' inputs) or ``fit`` (the knapsack of each stage).
+    ``all``, ``none`` (only the layers' inputs) or ``fit`` (the knapsack of each stage). With `ends` the first and last
+    layer are embedding and head, which are not counted.
 
     Raises InfeasibleError where it does not fit.
     """
     problem = _Problem.check(layers, stages, micro_batches, memory_bytes)
     if keep not in ("all", "none", "fit"):
         raise InputError(f"keep is {keep!r}, want all, none or fit", "even partition")
-    counts = [len(layers) // stages + (s < len(layers) % stages) for s in range(stages)]
+    counted = len(layers) - 2 * ends
+    if counted < stages:
+        raise InputError(f"{counted} layers on {stages} stages", "even partition", "give each stage a layer")
+    counts = [counted // stages + (s < counted % stages) + ends * ((s == 0) + (s == stages - 1)) for s in range(stages)]
     bounds = np.concatenate([[0], np.cumsum(counts)])
     chosen = []
     for stage in range(stages):
