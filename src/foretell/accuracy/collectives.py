@@ -14,7 +14,7 @@ import csv
 import gzip
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,10 @@ class Timed:
     def fabric(self) -> Fabric:
         """The fabric it was measured on."""
         return Fabric.of(cluster(self.cluster), peer_access=self.peer_access)
+
+    def where(self, rows: npt.NDArray[np.bool_]) -> Timed:
+        """Only the `rows` that are true."""
+        return replace(self, nbytes=self.nbytes[rows], size=self.size[rows], time_s=self.time_s[rows])
 
     @property
     def nvswitch_or_infiniband(self) -> bool:

@@ -28,6 +28,7 @@ class Route:
 
     `bus_bytes_per_s` is nccl-tests' bus bandwidth: what each rank would have to send were it a ring. `bottleneck` is
     ``latency``, ``node`` (links within a node), ``network``, ``spine`` or ``node and network``, equally.
+    `multiprocessors` are those the kernel takes from compute.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Route:
     time_s: float
     bus_bytes_per_s: float
     bottleneck: str
+    multiprocessors: int
     candidates: Mapping[str, float]
     why: str
 
@@ -82,6 +84,7 @@ class Fabric:
         sharp: bool = False,
         peer_access: bool | None = None,
         leaf_ports: int = LEAF_PORTS,
+        port_bytes_per_s: float | None = None,
     ) -> Fabric:
         """The fabric of `cluster`.
 
@@ -90,13 +93,16 @@ class Fabric:
         device), else all NICs of a node are on one leaf. `sharp`: switches reduce (InfiniBand SHARP). `peer_access`:
         cards behind PCIe reach each other without host memory; the default is yes, but for GeForce cards, whose
         driver has it off. `leaf_ports`: ports of a leaf switch that go down.
+        `port_bytes_per_s`: what a port of the network is taken to signal, where it is set lower than its kind's.
 
-        Raises InputError for an oversubscription below 1, no ports, or a machine whose links are not known.
+        Raises InputError for an oversubscription or ports below 1, or a machine whose links are not known.
         """
         if not oversubscription >= 1:
             raise InputError(f"oversubscription {oversubscription} is below 1", None, "1 is a full-rate spine")
         if leaf_ports < 1:
             raise InputError(f"leaf_ports {leaf_ports} is below 1", None, "give a leaf switch a port")
+        if port_bytes_per_s is not None and not port_bytes_per_s > 0:
+            raise InputError(f"a port of {port_bytes_per_s:g} bytes/s", None, "give it a rate above 0")
         nodes = [node for _, node in cluster.groups]
         if peer_access is None:
             peer_access = not any("GeForce" in node.device.title for node in nodes)
@@ -105,7 +111,7 @@ class Fabric:
         slowest = min(many, key=lambda node: wiring.ring_rate(node, local, 1), default=None)
         node_kind = None if slowest is None else wiring.kind_of_wiring(slowest, peer_access)
         network = cluster.network
-        if network is not None and network.bandwidth_bytes_per_s is None:
+        if network is not None and network.bandwidth_bytes_per_s is None and port_bytes_per_s is None:
             raise InputError(f"the bandwidth of the network of {cluster.name!r} is not known", None, "name another")
         ports = 0 if network is None else network.count
         rails = (ports >= local) if rails is None else rails
@@ -115,7 +121,7 @@ class Fabric:
             ranks=cluster.device_count,
             node_kind=node_kind,
             network_kind=None if network is None else network.kind,
-            port_rate=0.0 if network is None else float(network.bandwidth_bytes_per_s or 0.0),
+            port_rate=0.0 if network is None else float(port_bytes_per_s or network.bandwidth_bytes_per_s or 0.0),
             ports=ports,
             rails=rails,
             oversubscription=float(oversubscription),
@@ -260,7 +266,7 @@ class Fabric:
         time = float(self.time_s(kind, nbytes, size, stride, concurrent=concurrent))
         if time == 0:
             why = f"{kind} of {size} rank: nothing to send" if size <= 1 else f"{kind} of no bytes"
-            return Route(kind, float(nbytes), size, stride, best, 0.0, 0.0, "none", {}, why)
+            return Route(kind, float(nbytes), size, stride, best, 0.0, 0.0, "none", 0, {}, why)
         bus = float(nbytes) * bus_factor(kind, size) / time
         held = self._held_up(kind, sent, groups, best, time)
         others = ", ".join(f"{name} {took * 1e6:,.0f} us" for name, took in sorted(candidates.items()) if name != best)
@@ -268,7 +274,19 @@ class Fabric:
             f"{best}: {time * 1e6:,.0f} us, {bus / 1e9:,.1f} GB/s on the bus, held up by {held}"
             + (f"; {others}" if others else "")
         )
-        return Route(kind, float(nbytes), size, stride, best, time, bus, held, candidates, why)
+        taken = member(best).multiprocessors
+        return Route(kind, float(nbytes), size, stride, best, time, bus, held, taken, candidates, why)
+
+    def share_of_compute(self, algorithm: str) -> float:
+        """What part of a device's multiprocessors the kernel of `algorithm` holds while it runs; 0 where not known.
+
+        >>> from foretell.hardware import cluster
+        >>> round(Fabric.of(cluster("dgx-h100")).share_of_compute("nvls"), 3)  # 16 of 132
+        0.121
+        """
+        found = [node.device.multiprocessors for _, node in self.cluster.groups]
+        fewest = min((count for count in found if count), default=0)
+        return min(1.0, member(algorithm).multiprocessors / fewest) if fewest else 0.0
 
     def _held_up(self, kind: str, sent: Floats, groups: Groups, name: str, time: float) -> str:
         """What would help most were it a hundred times faster."""

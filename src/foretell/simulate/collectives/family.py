@@ -27,6 +27,9 @@ __all__ = ["KINDS", "Algorithm", "Leg", "Member", "algorithm", "algorithms", "le
 #: What can be asked for. `nbytes` is, in this order: the buffer; the result each rank ends with; the input each rank
 #: begins with; what a rank holds, its own part included; the buffer; the message.
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+#: Channels, a thread block each, that NCCL 2.2x says on start-up it uses for rings and trees within a node of eight
+#: A100 or H100; it uses 16 with NVLink SHARP and 32 for sends between pairs.
+CHANNELS = 24
 #: How often the data goes round a ring: reduced and then gathered, or only one of them.
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
@@ -39,13 +42,17 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A registered algorithm: the kinds it does, its source, and whether ``auto`` may choose it."""
+    """A registered algorithm: the kinds it does, its source, and whether ``auto`` may choose it.
+
+    `multiprocessors` are what the library's kernel takes from compute that runs meanwhile.
+    """
 
     name: str
     run: Algorithm
     kinds: tuple[str, ...]
     source: str
     summary: str
+    multiprocessors: int
     auto: bool
 
 
@@ -53,7 +60,7 @@ _members: dict[str, Member] = {}
 
 
 def algorithm(
-    name: str, *, kinds: tuple[str, ...], source: str, auto: bool = True
+    name: str, *, kinds: tuple[str, ...], source: str, multiprocessors: int = CHANNELS, auto: bool = True
 ) -> Callable[[Algorithm], Algorithm]:
     """Register an algorithm; the first line of its docstring is its summary. Refuses a second one of the name."""
 
@@ -62,7 +69,8 @@ def algorithm(
             raise ForetellError(f"a collective algorithm {name!r} is registered already", "give it another name")
         for kind in kinds:
             check_kind(kind)
-        _members[name] = Member(name, run, kinds, source, (run.__doc__ or "").strip().partition("\n")[0], auto)
+        summary = (run.__doc__ or "").strip().partition("\n")[0]
+        _members[name] = Member(name, run, kinds, source, summary, multiprocessors, auto)
         return run
 
     return register
@@ -126,10 +134,10 @@ def seconds(near: Leg, far: Leg | None = None) -> Floats:
     best: Floats = np.full(np.shape(near.sent), np.inf)
     moved = near.moved_s
     moved_far = None if far is None else far.moved_s
-    for at, protocol in enumerate(near.curve.protocols):
+    for at, protocol in enumerate(near.curve.protocols, -len(near.curve.protocols)):
         start, hops, time = protocol.base_s, near.steps * protocol.step_s, protocol.slowdown * moved
         if far is not None and moved_far is not None:
-            other = far.curve.protocols[min(at, len(far.curve.protocols) - 1)]
+            other = far.curve.protocols[max(at, -len(far.curve.protocols))]  # both use the same: the last is Simple
             start = max(start, other.base_s)
             hops = hops + far.steps * other.step_s
             time = np.maximum(time, other.slowdown * moved_far)

@@ -65,7 +65,7 @@ def mesh_rate(node: Node, members: int, stride: int, alone: bool = False) -> flo
         return ring_rate(node, members, stride) / (1 if members <= 4 else 2)
     rate = ring_rate(node, members, stride, alone)
     if node.topology == "torus" and node.link is not None:
-        side = round(float(node.count) ** (2 / node.link.count))
+        side = round(math.pow(node.count, 2 / node.link.count))
         hops = min(members * stride, side) / 4
         return rate / max(1.0, hops * _axes(node, members * stride))
     return rate
@@ -88,7 +88,7 @@ def _axes(node: Node, span: int) -> int:
     """How many axes of a torus a block of `span` devices stretches over."""
     assert node.link is not None
     most = max(1, node.link.count // 2)
-    side = max(2, round(float(node.count) ** (1 / most)))
+    side = max(2, round(math.pow(node.count, 1 / most)))
     return min(most, max(1, math.ceil(math.log(max(2, span)) / math.log(side) - 1e-9)))
 
 

@@ -12,7 +12,7 @@ from foretell.simulate.collectives.groups import Floats, Groups
 SOURCE = "Klenk et al., An in-network architecture for accelerating shared-memory multiprocessor collectives, ISCA 2020"
 
 
-@algorithm("nvls", kinds=("all_reduce",), source=SOURCE)
+@algorithm("nvls", kinds=("all_reduce",), source=SOURCE, multiprocessors=16)
 def nvls(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
     """Each rank reads its share reduced by the switch and multicasts it; between nodes, the shares take two trees."""
     rates = fabric.node_rates

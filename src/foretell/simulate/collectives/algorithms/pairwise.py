@@ -11,7 +11,7 @@ from foretell.simulate.collectives.groups import Floats, Groups
 SOURCE = "Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005"
 
 
-@algorithm("pairwise", kinds=("all_to_all",), source=SOURCE)
+@algorithm("pairwise", kinds=("all_to_all",), source=SOURCE, multiprocessors=32)
 def pairwise(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
     """Parts for the own node over its links, parts for other nodes through the ports, both at once."""
     part = nbytes / groups.size
@@ -34,7 +34,7 @@ def pairwise(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Fl
     return levels(near, far, groups)
 
 
-@algorithm("direct-send", kinds=("send_recv",), source="one message, NCCL's send and receive")
+@algorithm("direct-send", kinds=("send_recv",), source="NCCL, send and receive", multiprocessors=2)
 def send(kind: str, nbytes: Floats, groups: Groups, fabric: Fabric, /) -> Floats:
     """One message from each rank of a chain to the next; the hop out of the node counts where there is one."""
     one = np.ones_like(nbytes)
