@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {"one process": {}}
 for _schedule in SCHEDULES:
     for _recompute in ("none", "selective", "full"):
         CASES[f"{_schedule} {_recompute}"] = {
-            "schedule": _schedule, "recompute": _recompute, "pp": 2, "vp": VP.get(_schedule, 1)
+            "schedule": _schedule, "recompute": _recompute, "pp": 2, "vp": VP.get(_schedule, 1), "micro_batch": 2
         }  # fmt: skip
     for _zero in (0, 1, 2, 3):
         CASES[f"{_schedule} zero{_zero}"] = {
