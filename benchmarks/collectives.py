@@ -51,6 +51,8 @@ FITTED = {
 }
 #: Where a fit begins, and what holds it where data do not: base and step in seconds and slowdown for each protocol.
 START = Curve((Protocol(6e-6, 7e-7, 5.0), Protocol(1e-5, 1e-6, 1.5), Protocol(2e-5, 2e-6, 1.0)), 1.2, 0.2)
+#: The same for NVLink SHARP, which does not pass the buffer through the device's memory hop by hop.
+NVLS_START = Curve((Protocol(2e-5, 1e-6, 1.5), Protocol(4e-5, 1e-6, 1.0)), 1.5, 0.01)
 
 TUNING = "NVIDIA, NCCL 2.28, src/graph/tuning.cc: latencies of LL, LL128 and Simple"
 
@@ -152,6 +154,10 @@ class Part:
         weight = np.array([1 / counts[int(n)] for n in thin.size])
         return cls(thin, table.fabric(), np.sqrt(weight * np.where(thin.nbytes >= MIB, 1.0, SMALL)))
 
+    def where(self, rows: npt.NDArray[np.bool_]) -> Part:
+        """Only the `rows` that are true."""
+        return Part(self.table.where(rows), self.fabric, self.weight[rows])
+
 
 def with_curves(fabric: Fabric, inside: Mapping[str, Curve], outside: Mapping[str, Curve]) -> Fabric:
     """`fabric` with some curves put in the place of its own."""
@@ -168,24 +174,43 @@ def with_curves(fabric: Fabric, inside: Mapping[str, Curve], outside: Mapping[st
 
 
 def fit_curves(parts: Sequence[Part], names: Sequence[str], kind: str) -> dict[str, Curve]:
-    """Curves of `names` fitted together on `parts`, all of one kind of link within a node."""
-    start = np.concatenate([pack(START) for _ in names])
-    width = len(start) // len(names)
+    """Curves of `names` fitted on `parts`, all of one kind of link within a node.
+
+    Rings and NVLink SHARP are fitted apart first, on groups of up to four and of more, which is where NCCL takes
+    either; then together, each row at the faster.
+    """
+    starts = {name: NVLS_START if name == "nvls" else START for name in names}
+    if "nvls" in names:
+        few = [part.where(part.table.size <= 4) for part in parts]
+        many = [part.where(part.table.size > 4) for part in parts]
+        ring = names[0]
+        starts[ring] = solve(few, {ring: START}, kind, "ring")[ring]
+        starts["nvls"] = solve(many, {"nvls": NVLS_START}, kind, "nvls")["nvls"]
+    return solve(parts, starts, kind)
+
+
+def solve(
+    parts: Sequence[Part], starts: Mapping[str, Curve], kind: str, algorithm: str | None = None
+) -> dict[str, Curve]:
+    """Least squares over the logarithms of times, from `starts`; by `algorithm`, or as each table says."""
+    packed = [pack(curve) for curve in starts.values()]
+    ends = np.cumsum([len(numbers) for numbers in packed])
+    begin = np.concatenate(packed)
 
     def curves(numbers: Floats) -> dict[str, Curve]:
-        return {name: unpack(numbers[i * width : (i + 1) * width]) for i, name in enumerate(names)}
+        pieces = np.split(numbers, ends[:-1])
+        return {name: unpack(piece) for name, piece in zip(starts, pieces, strict=True)}
 
     def residuals(numbers: Floats) -> Floats:
         found = curves(numbers)
-        out = [0.05 * (numbers - start)]
+        out = [0.03 * (numbers - begin)]
         for part in parts:
             fabric, table = with_curves(part.fabric, found, {}), part.table
-            predicted = fabric.time_s(kind, table.nbytes, table.size, algorithm=table.algorithm)
+            predicted = fabric.time_s(kind, table.nbytes, table.size, algorithm=algorithm or table.algorithm)
             out.append(np.log(predicted / table.time_s) * part.weight * 3)
         return np.concatenate(out)
 
-    result = least_squares(residuals, start, loss="soft_l1", f_scale=0.1, max_nfev=150)
-    return curves(result.x)
+    return curves(least_squares(residuals, begin, loss="soft_l1", f_scale=0.1, max_nfev=150).x)
 
 
 def fit_network(tables: Iterable[Timed]) -> dict[str, Curve]:
