@@ -78,7 +78,7 @@ CASES: dict[str, tuple[TrainingPlan, TrainingPlan, LLMConfig, Cluster]] = {
         TrainingPlan(64, 4096, dp=16, ep=16), TrainingPlan(64, 4096, dp=16, ep=8), EXPERTS, H100,
     ),
     "expert-ranks": (
-        TrainingPlan(64, 4096, tp=8, dp=2, ep=8), TrainingPlan(64, 4096, tp=8, dp=2, ep=2), EXPERTS, H100,
+        TrainingPlan(64, 4096, dp=4, pp=4, ep=8), TrainingPlan(64, 4096, tp=8, dp=2, ep=8), EXPERTS, H100,
     ),
     "expert-sequences": (
         TrainingPlan(64, 4096, tp=2, dp=8, ep=8, sequence_parallel=False),

@@ -59,6 +59,7 @@ def _row(line: Line) -> Row | LeftOut:
         micro_batch=line.count("MicroBatchSize"),
         dp=gpus,
         framework="fsdp2",
+        attention="flash2",  # its tables are of 2023 and early 2024
         zero=zero,
         shard=shard,
         sequence_parallel=False,

@@ -104,6 +104,7 @@ def _row(line: Line, chunks: Mapping[tuple[str, int], int]) -> Row:
     model, gpus = line.choice("model", MODELS), line.count("gpus")
     tp, pp, cp = line.count("tp"), line.count("pp"), line.count("cp", missing=1)
     plan = published(
+        attention="flash2",  # containers of March and July 2024
         global_batch=line.count("gbs"),
         seq_len=line.count("seq_len"),
         micro_batch=line.count("mbs"),
@@ -144,6 +145,7 @@ def read_long(folder: Path) -> list[Row | LeftOut]:
         seq_len, gpus, cp = 1024 * line.count("seq_len_k"), line.count("gpus"), line.count("cp")
         dp = line.count("dp")
         plan = published(
+        attention="flash2",  # containers of March and July 2024
             global_batch=LONG_BATCH * dp,
             seq_len=seq_len,
             tp=line.count("tp"),

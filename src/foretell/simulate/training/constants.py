@@ -14,7 +14,7 @@ from foretell.cost.calibration import Calibration, parse
 from foretell.cost.kernels.gemm import operands_in_shared
 from foretell.hardware.device import Device
 
-__all__ = ["Constants", "constants"]
+__all__ = ["Constants", "constants", "generation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,20 @@ class Constants:
         return self.calibration[name]
 
     def efficiency(self, precision: str, device: Device) -> float:
-        """What products in training reach of what the library's products do alone: ``half``, or a low precision.
-
-        Tensor instructions that read registers (up to 8.x, 12.x) and shared memory (9.0, 10.x) differ.
-        """
-        how = "shared" if operands_in_shared(device) else "registers"
-        return self.calibration[f"product.{precision}.{how}" if precision == "half" else f"product.{precision}"]
+        """What products in training reach of what the library's products do alone: ``half``, or a low precision."""
+        return self.calibration[f"product.{precision}.{generation(device)}"]
 
     def replace(self, **changes: float) -> Constants:
         """The same with some constants changed; dots in their names are written as ``__``."""
         return Constants(self.calibration.replace({k.replace("__", "."): v for k, v in changes.items()}))
+
+
+def generation(device: Device) -> str:
+    """Where the tensor instructions of a device keep what they work on: ``registers`` (up to 8.x, and 12.x), ``shared``
+    memory for operands (9.0), or ``tensor_memory`` for sums besides (10.x)."""
+    if not operands_in_shared(device):
+        return "registers"
+    return "tensor_memory" if (device.compute_capability or "").startswith("10.") else "shared"
 
 
 @cache

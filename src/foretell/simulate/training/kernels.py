@@ -14,7 +14,7 @@ from foretell.cost.kernels.attention import attention
 from foretell.cost.kernels.gemm import Products
 from foretell.cost.rates import bandwidth, matrix_rate
 from foretell.hardware.device import Device
-from foretell.simulate.training.constants import Constants
+from foretell.simulate.training.constants import Constants, generation
 from foretell.simulate.training.layers import Attention, Kernels, Product
 from foretell.simulate.training.plan import CHOICES, PlanTable
 
@@ -192,6 +192,12 @@ def _attention(a: Attention, t: PlanTable, device: Device, constants: Constants)
     ).time_s  # fmt: skip
     ahead, back = found[:count], found[count:]
     inverse = inverse.reshape(-1)
-    return ahead[inverse] / constants["attention.forward"], back[inverse] / constants["attention.backward"]
+    older = t.chosen("attention", "flash2")
+    forward, backward_ = (
+        np.where(older, constants[f"flash2.{way}.{how}"], constants[f"flash.{way}.{how}"])
+        for way in ("forward", "backward")
+        for how in (generation(device),)
+    )
+    return ahead[inverse] / forward, back[inverse] / backward_
 
 

@@ -179,7 +179,7 @@ def _attention(kernels: Kernels, config: LLMConfig, group: LayerGroup, t: PlanTa
     sequences = t["micro_batch"].astype(np.float64)
     packed = (t["document_len"] > 0) & (t["document_len"] < t["seq_len"])
     document = np.where(packed, t["document_len"], length)
-    flash = t.chosen("attention", "flash")
+    flash = ~t.chosen("attention", "unfused")
     # Causal attention of documents; the part of a device is 1/cp of each, balanced.
     each = sequences * length / document
     keys = document
@@ -212,7 +212,13 @@ def _mlp(kernels: Kernels, name: str, config: LLMConfig, t: PlanTable, f: Floats
 
 
 def _activation(name: str, config: LLMConfig, s: Floats, f: Floats) -> Stream:
-    """Gate and up in, their product out; backward reads both and the gradient and writes two."""
+    """Gate and up in, their product out; backward reads both and the gradient and writes two.
+
+    The clamped gate of gpt-oss has no kernel of its own: split, two clamps, sigmoid, three products and a sum, each by
+    itself, forward and (two for each) backward.
+    """
+    if config.activation == "swiglu_clamped":
+        return Stream(name, 42 * s * f, 84 * s * f, 9.0)
     return Stream(name, (6 if config.gated else 4) * s * f, (10 if config.gated else 6) * s * f)
 
 
@@ -231,6 +237,8 @@ def _experts(kernels: Kernels, config: LLMConfig, t: PlanTable) -> None:
     kernels.products.append(Product("experts up", here, each, gates * f, one * h, frozen=frozen))
     kernels.products.append(Product("experts down", here, each, one * h, f, frozen=frozen))
     kernels.streams.append(_activation("experts activation", config, rows, f))
+    if moe.expert_bias:
+        kernels.streams.append(Stream("expert biases", 4 * rows * (gates * f + h), 6 * rows * (gates * f + h), 2.0))
     # Permute to experts and back, weighted by their scores; softmax, top-k and sorting of the router.
     kernels.streams.append(Stream("permute", 2 * 4 * rows * h, 2 * 4 * rows * h, 4.0))
     kernels.streams.append(Stream("routing", 24 * own * moe.experts, 16 * own * moe.experts, 12.0))

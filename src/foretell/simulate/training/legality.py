@@ -195,7 +195,7 @@ def _experts(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
 
 
 def _expert_ranks(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
-    return np.asarray((plans["dp"] * plans["cp"]) % plans["ep"] != 0)
+    return np.asarray((plans["tp"] * plans["dp"] * plans["cp"]) % plans["ep"] != 0)
 
 
 def _expert_sequences(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -373,8 +373,8 @@ RULES: tuple[Rule, ...] = (
         f"{_ARGS}: num_experts is a multiple of expert_model_parallel_size, and given", _experts,
     ),
     Rule(
-        "expert-ranks", "cluster", ("ep", "dp", "cp"),
-        "ep {ep} does not divide the {replicas} ranks of dp {dp} · cp {cp}",
+        "expert-ranks", "cluster", ("ep", "tp", "dp", "cp"),
+        "ep {ep} does not divide the {stage} ranks of tp {tp} · cp {cp} · dp {dp}",
         "Megatron-core parallel_state: the world size is divisible by tp · ep · pp of the experts", _expert_ranks,
     ),
     Rule(
@@ -502,6 +502,7 @@ def _values(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> dict[str
     return plan.to_dict() | {
         "devices": plan.devices, "cluster": cluster.device_count, "split": plan.micro_batch * plan.dp,
         "micro_batches": plan.micro_batches, "chunks": plan.pp * plan.vp, "replicas": plan.dp * plan.cp,
+        "stage": plan.tp * plan.cp * plan.dp,
         "heads": config.heads, "kv_heads": config.kv_heads, "hidden": config.hidden, "layers": config.layers,
         "widths": " and ".join(map(str, _widths(config))), "positions": config.position_rows,
         "ends": f" ({', '.join(ends)} layers)" if ends else "", "per_rank": -(-config.layers // plan.pp),

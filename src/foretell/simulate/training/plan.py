@@ -1,8 +1,9 @@
 """`TrainingPlan`: how a transformer is trained on many devices; `PlanTable`: many such plans as columns.
 
 Ranks are numbered as Megatron-LM's default order ``tp-cp-ep-dp-pp`` has it: tensor-parallel neighbours are next to each
-other, then come context, data and pipeline neighbours. Expert parallelism takes its ranks from those of data and
-context parallelism: it is no factor of the number of devices.
+other, then come context, data and pipeline neighbours. Expert parallelism takes its ranks from all of a stage's, next
+to each other (``tp · cp · dp``; each expert is whole, as with --expert-tensor-parallel-size 1): it is no factor of the
+number of devices.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "layered")
 RECOMPUTE = ("none", "selective", "full")
 #: Formats of the large products. ``fp8`` has one scale a tensor, ``mxfp8`` one for 32 values, ``nvfp4`` one for 16.
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-#: ``unfused``: two batched products around a softmax that stores its probabilities, as before FlashAttention.
-ATTENTION = ("flash", "unfused")
+#: ``flash``: the best fused kernels a device has today (FlashAttention-3, cuDNN 9); ``flash2``: those of up to
+#: mid-2024, which knew nothing of the tensor instructions of Hopper; ``unfused``: two batched products around a softmax
+#: that stores its probabilities, as before FlashAttention.
+ATTENTION = ("flash", "flash2", "unfused")
 #: How keys and values reach the other ranks of a sequence (context parallelism).
 CONTEXT_SCHEMES = ("ring", "a2a", "allgather")
 #: How tokens reach their experts: NCCL's all-to-all, an all-gather of all tokens, or fused kernels (DeepEP, HybridEP).

@@ -22,6 +22,7 @@ from foretell.errors import InputError
 from foretell.hardware.cluster import Cluster
 from foretell.hardware.device import Device
 from foretell.simulate.collectives import Fabric
+from foretell.simulate.collectives.experts import exchange_s
 from foretell.simulate.pipeline.times import Times
 from foretell.simulate.training.constants import Constants, constants
 from foretell.simulate.training.kernels import FORMATS, arithmetic, sums
@@ -188,12 +189,19 @@ class _Steps:
         backward = {"tp": backward_tp * exposed, "cp": backward_cp, "ep": zero}
         many_ep = zero
         if group.moe and c.moe is not None:
-            sent = np.where(sequence, shared_tokens(u), s / tp) * c.moe.top_k * h * 2.0
-            dispatch = time("all_to_all", sent, ep, np.ones_like(ep) * tp)
-            gathered = time("all_gather", 2.0 * shared_tokens(u) * h * ep, ep, tp)
-            one_way = np.where(u.chosen("dispatcher", "allgather"), gathered, dispatch)
-            forward["ep"] = 2.0 * one_way
-            backward["ep"] = 2.0 * one_way
+            own, moe, near = np.where(sequence, shared_tokens(u), s / tp), c.moe, np.ones_like(ep)
+            there = back = time("all_to_all", own * moe.top_k * h * 2.0, ep, near)
+            gathered = time("all_gather", 2.0 * own * h * ep, ep, near)
+            there = np.where(u.chosen("dispatcher", "allgather"), gathered, there)
+            back = np.where(u.chosen("dispatcher", "allgather"), gathered, back)
+            fused = np.flatnonzero(u.chosen("dispatcher", "deepep") & (ep > 1))
+            if len(fused):
+                routing = (own[fused], h, moe.top_k, moe.experts, ep[fused])
+                there[fused], back[fused] = (
+                    exchange_s(self.fabric, phase, *routing, value_bytes=2.0) for phase in ("dispatch", "combine")
+                )
+            forward["ep"] = there + back
+            backward["ep"] = there + back
             many_ep = np.where(ep > 1, 2.0, 0.0)
         many_cp = np.where(cp > 1, cp, 0.0)
         forward["count"] = many_tp + many_cp + many_ep
@@ -217,17 +225,16 @@ class _Steps:
         for index, group in enumerate(groups):
             one = sums(layer(self.config, group, self.u), self.u, self.device, c)
             core = one.core_s[of]
-            gather, scatter = self._weights_traffic(group, sharded)
+            gather, scatter, copied = self._weights_traffic(group, sharded)
             ways = zip(
                 self._comm(group),
-                (one.forward_s, one.backward_s),
+                (one.forward_s[of], one.backward_s[of] + copied),
                 (one.forward_kernels, one.backward_kernels),
                 (gather, gather + scatter),
                 (core, 2.5 * core),
                 strict=True,
             )
-            for way, (exchange, compute_s, kernels, traffic, attention) in enumerate(ways):
-                compute = compute_s[of]
+            for way, (exchange, compute, kernels, traffic, attention) in enumerate(ways):
                 comm = {key: exchange[key][of] for key in ("tp", "cp", "ep")}
                 # A ring passes keys and values on while attention runs on those at hand.
                 ring = t.chosen("context_scheme", "ring")
@@ -237,10 +244,12 @@ class _Steps:
                 comm["ep"] = comm["ep"] - aside
                 covered = np.minimum(traffic, compute)
                 issue = kernel_host * kernels[of] + collective_host * (exchange["count"][of] + sharded)
-                if group.moe:
-                    issue = issue + c["moe.sync_s"]
                 made["compute"][way, index] = compute
-                made["host"][way, index] = np.maximum(0.0, issue - compute - comm["tp"] - comm["cp"] - comm["ep"])
+                waits = np.maximum(0.0, issue - compute - comm["tp"] - comm["cp"] - comm["ep"])
+                if group.moe:
+                    # How many tokens each expert gets, the host must know before it goes on: it cannot run ahead.
+                    waits = waits + np.where(t.flag("cuda_graph"), c["moe.graph_s"], c["moe.sync_s"])
+                made["host"][way, index] = waits
                 made["dp"][way, index] = traffic - covered + c["overlap.slowdown"] * covered
                 made["hidden"][way, index] = beside + aside + covered
                 for key, seconds in comm.items():
@@ -376,17 +385,19 @@ class _Steps:
             return table * on_one, np.zeros(len(t))
         return found["matrix"] / t["tp"] + found["vector"], found["experts"] / t["ep"]
 
-    def _weights_traffic(self, group: LayerGroup, sharded: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Seconds of gathering a layer's sharded weights, and of scattering its gradients."""
+    def _weights_traffic(self, group: LayerGroup, sharded: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+        """Seconds of gathering a layer's sharded weights, of scattering its gradients, and of copying these into one
+        buffer in the format they are reduced in."""
         t = self.t
         if not sharded.any():
-            return np.zeros(len(t)), np.zeros(len(t))
+            return np.zeros(len(t)), np.zeros(len(t)), np.zeros(len(t))
         dense, expert = self._rank_elements(group)
         over, stride = t.shards, t["tp"]
         gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
         gather = self.fabric.time_s("all_gather", 2.0 * (dense + expert), over, stride)
         scatter = self.fabric.time_s("reduce_scatter", gradient * (dense + expert), over, stride)
-        return np.where(sharded, gather, 0.0), np.where(sharded, scatter, 0.0)
+        copied = (2.0 + gradient) * (dense + expert) / (bandwidth(self.device) * self.c["stream_share"])
+        return tuple(np.where(sharded, seconds, 0.0) for seconds in (gather, scatter, copied))  # type: ignore[return-value]
 
     def _held(self) -> tuple[Floats, Floats]:
         """Elements of dense and expert weights on the fullest rank of the pipeline."""
@@ -414,12 +425,12 @@ class _Steps:
         gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
         replicas = t["dp"] * t["cp"]
         stride = t["tp"]
-        spread = np.maximum(1, replicas // np.minimum(t["ep"], replicas))
+        spread = np.maximum(1, t["tp"] * replicas // t["ep"])  # ranks that hold the same experts
         once = t["zero"] < 3
 
         def collective(kind: str, nbytes: float | Floats) -> Floats:
             found = self.fabric.time_s(kind, nbytes * dense, replicas, stride)
-            return found + self.fabric.time_s(kind, nbytes * expert, spread, stride * t["ep"])
+            return found + self.fabric.time_s(kind, nbytes * expert, spread, t["ep"])
 
         reduce = np.where(t["zero"] == 0, collective("all_reduce", gradient), collective("reduce_scatter", gradient))
         gather = np.where(t["zero"] == 0, 0.0, collective("all_gather", 2.0))
@@ -447,7 +458,7 @@ class _Steps:
         t = self.t
         dense, expert = self._held()
         replicas = np.where(t["zero"] > 0, t.shards, 1)
-        spread = np.maximum(1, replicas // np.where(t["zero"] > 0, np.minimum(t["ep"], replicas), 1))
+        spread = np.where(t["zero"] > 0, np.maximum(1, t["tp"] * replicas // t["ep"]), 1)
         mine = dense / replicas + expert / spread
         everything = np.where(t["zero"] >= 2, mine, dense + expert)
         nbytes: Floats = self._trained() * (30.0 * mine + 8.0 * everything)

@@ -194,8 +194,8 @@ def _bytes(
 ) -> tuple[Floats, Floats, Floats]:
     zero, fsdp, frozen = table["zero"], table.chosen("framework", "fsdp2"), table["lora_rank"] > 0
     shards = table.shards.astype(np.float64)
-    # Experts have fewer replicas: those ranks of data and context parallelism that expert parallelism leaves.
-    few = np.maximum(1.0, shards / table["ep"])
+    # Experts have fewer replicas: what expert parallelism leaves of all ranks of a stage.
+    few = np.where(shards > 1, np.maximum(1.0, shards * table["tp"] / table["ep"]), 1.0)
     grad, state = STATE_BYTES[table["grad_dtype"]], STATE_BYTES[table["state_dtype"]]
 
     def shared(level: npt.NDArray[np.bool_]) -> Floats:
