@@ -20,20 +20,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretell.learn.distributed.expected import Expected, expected
+    from foretell.learn.distributed.rehearsal import Rehearsal, rehearse
     from foretell.learn.distributed.step import Outcome, assemble, train
     from foretell.learn.distributed.workers import WorkerError, Workers
 
 _PLACES = {
     "Expected": "expected",
     "Outcome": "step",
+    "Rehearsal": "rehearsal",
     "WorkerError": "workers",
     "Workers": "workers",
     "assemble": "step",
     "expected": "expected",
+    "rehearse": "rehearsal",
     "train": "step",
 }
 
-__all__ = ["Expected", "Outcome", "WorkerError", "Workers", "assemble", "expected", "train"]
+__all__ = [
+    "Expected",
+    "Outcome",
+    "Rehearsal",
+    "WorkerError",
+    "Workers",
+    "assemble",
+    "expected",
+    "rehearse",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
