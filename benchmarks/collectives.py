@@ -25,7 +25,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from foretell.accuracy.collectives import Exchanged, Timed, cluster01, custom_all_reduce, read, read_exchanges
+from foretell.accuracy.collectives import (
+    Exchanged,
+    Timed,
+    cluster01,
+    custom_all_reduce,
+    read,
+    read_exchanges,
+    vidur_bridges,
+)
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.collectives import rates as rates_module
 from foretell.simulate.collectives.algorithms.nvls import has_nvls
@@ -493,6 +501,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report_exchanges(exchanges, leave_out_exchanges(exchanges), title)
     report(custom, [judged(t) for t in custom], system_of, "All-reduce kernels of serving engines, shipped constants")
     if chosen.all:
+        rest += vidur_bridges(DATA)
         report(rest, [judged(t) for t in rest], lambda t: f"{system_of(t)} {t.kind}", "Other links, unstated networks")
         other = cluster01(DATA, "example-cluster00")
         report(other, [judged(t) for t in other], lambda t: t.kind, "cluster00, whose ports are not stated")

@@ -25,7 +25,7 @@ from foretell.hardware import cluster
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.collectives.experts import FP8_BYTES, exchange_s, spread
 
-__all__ = ["SOURCES", "Exchanged", "Timed", "custom_all_reduce", "read", "read_exchanges"]
+__all__ = ["SOURCES", "Exchanged", "Timed", "custom_all_reduce", "read", "read_exchanges", "vidur_bridges"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -71,10 +71,11 @@ class Timed:
     algorithm: str = "auto"
     clear: bool = True
     peer_access: bool | None = None
+    bridges: bool = False
 
     def fabric(self) -> Fabric:
         """The fabric it was measured on."""
-        return Fabric.of(cluster(self.cluster), peer_access=self.peer_access)
+        return Fabric.of(cluster(self.cluster), peer_access=self.peer_access, bridges=self.bridges)
 
     def where(self, rows: npt.NDArray[np.bool_]) -> Timed:
         """Only the `rows` that are true."""
@@ -107,21 +108,23 @@ class _Rows:
         algorithm: str = "auto",
         clear: bool = True,
         peer_access: bool | None = None,
+        bridges: bool = False,
     ) -> None:
         if not (0 < nbytes <= _LARGEST and 0 < time_s <= _LONGEST_S and 1 < size <= 2**20):
             raise InputError(
                 f"{nbytes:g} bytes among {size} in {time_s:g} s cannot be", where, "use the table as published"
             )
-        self.found[system, text, kind, algorithm, clear, peer_access].append((nbytes, size, time_s))
+        self.found[system, text, kind, algorithm, clear, peer_access, bridges].append((nbytes, size, time_s))
 
     def tables(self) -> list[Timed]:
         tables = []
-        for (system, text, kind, algorithm, clear, peer), rows in self.found.items():
+        for (system, text, kind, algorithm, clear, peer, bridges), rows in self.found.items():
             nbytes, size, time_s = (np.array(column) for column in zip(*rows, strict=True))
             tables.append(
                 Timed(
                     self.source, str(system), str(text), str(kind), nbytes.astype(float), size.astype(np.int64),
                     time_s.astype(float), str(algorithm), bool(clear), None if peer is None else bool(peer),
+                    bool(bridges),
                 )
             )  # fmt: skip
         return tables
@@ -209,6 +212,17 @@ def vidur(folder: Path) -> list[Timed]:
                     where=where,
                     clear=nodes == 1,
                 )
+    return rows.tables()
+
+
+def vidur_bridges(folder: Path) -> list[Timed]:
+    """Vidur's profiles on four cards joined in pairs; its send-receive of H100 repeats A100's, so neither is read."""
+    rows = _Rows("vidur")
+    for name, chip in (("a100_pairwise_nvlink", "a100-pcie-80gb"), ("h100_pairwise_nvlink", "h100-nvl")):
+        for where, row in _lines(folder / "vidur" / "network" / name / "all_reduce.csv.gz"):
+            time_s = float(row["time_stats.all_reduce.median"]) * 1e-3
+            size = int(row["num_workers"])
+            rows.add(name, f"4x {chip}", "all_reduce", float(row["size"]), size, time_s, where=where, bridges=True)
     return rows.tables()
 
 

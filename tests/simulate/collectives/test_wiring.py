@@ -74,6 +74,21 @@ def test_a_port_set_lower_is_slower():
         Fabric.of(cluster("2x dgx-h100"), port_bytes_per_s=0.0)
 
 
+def test_bridges_join_neighbours_only():
+    plain, bridged = (Fabric.of(cluster("4x a100-pcie-80gb"), bridges=on) for on in (False, True))
+    size, stride = np.array([2, 2, 4]), np.array([1, 2, 1])
+    for kind in ("all_reduce", "send_recv"):
+        slow, fast = (fabric.time_s(kind, 1e9, size, stride) for fabric in (plain, bridged))
+        assert fast[0] < slow[0] / 5  # 300 GB/s for 31.5
+        assert fast[1:].tolist() == slow[1:].tolist()
+    assert bridged.to_dict()["bridge_kind"] == "nvlink-3-bridge"
+    assert any("nvlink-3-nvswitch" in note for note in bridged.notes)
+    with pytest.raises(InputError, match="takes no bridge"):
+        Fabric.of(cluster("8x l40s"), bridges=True)
+    with pytest.raises(InputError, match="takes no bridge"):
+        Fabric.of(cluster("dgx-a100"), bridges=True)
+
+
 def test_mixed_nodes_are_as_slow_as_the_slowest():
     mixed = Fabric.of(cluster("1x dgx-a100 + 1x dgx-h100"))
     assert mixed.node_kind == "nvlink-3-nvswitch"

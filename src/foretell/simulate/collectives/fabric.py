@@ -72,6 +72,8 @@ class Fabric:
     leaf_nodes: int = LEAF_PORTS
     node_rates: LinkRates | None = None
     network_rates: LinkRates | None = None
+    #: Two neighbours joined by a bridge, where cards behind PCIe have bridges.
+    pairs: Fabric | None = None
     _geometry: dict[tuple[int, int, bool], tuple[float, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -85,6 +87,7 @@ class Fabric:
         peer_access: bool | None = None,
         leaf_ports: int = LEAF_PORTS,
         port_bytes_per_s: float | None = None,
+        bridges: bool = False,
     ) -> Fabric:
         """The fabric of `cluster`.
 
@@ -94,8 +97,10 @@ class Fabric:
         cards behind PCIe reach each other without host memory; the default is yes, but for GeForce cards, whose
         driver has it off. `leaf_ports`: ports of a leaf switch that go down.
         `port_bytes_per_s`: what a port of the network is taken to signal, where it is set lower than its kind's.
+        `bridges`: cards behind PCIe are joined in pairs, each with the next, by the bridge that their data sheet names.
 
-        Raises InputError for an oversubscription or ports below 1, or a machine whose links are not known.
+        Raises InputError for an oversubscription or ports below 1, a machine whose links are not known, or bridges for
+        cards that take none.
         """
         if not oversubscription >= 1:
             raise InputError(f"oversubscription {oversubscription} is below 1", None, "1 is a full-rate spine")
@@ -130,6 +135,7 @@ class Fabric:
             leaf_nodes=leaf_ports if rails else max(1, leaf_ports // max(1, ports)),
             node_rates=None if node_kind is None else link_rates(node_kind, inside=True),
             network_rates=None if network is None else link_rates(network.kind, inside=False),
+            pairs=cls.of(Cluster("a pair", ((1, wiring.bridged_pair(nodes[0])),))) if bridges else None,
         )
 
     def time_s(
@@ -163,7 +169,7 @@ class Fabric:
         if not np.all(sent >= 0):
             raise InputError("a collective of a negative number of bytes", "nbytes", "give sizes of 0 or more")
         groups = self.groups(sizes, strides, concurrent)
-        times = self._run(kind, sent, groups, algorithm)
+        times = self._over_bridges(kind, sent, groups, algorithm, self._run(kind, sent, groups, algorithm))
         if not np.all(np.isfinite(times)):
             row = int(np.flatnonzero(~np.isfinite(times))[0])
             raise InputError(
@@ -192,6 +198,17 @@ class Fabric:
                 for run in runs[1:]:
                     best = np.minimum(best, run(kind, part, some, self))
                 times[rows] = best
+        return times
+
+    def _over_bridges(self, kind: str, sent: Floats, groups: Groups, algorithm: str, times: Floats) -> Floats:
+        """`times`, but of neighbours with a bridge over that."""
+        joined = np.flatnonzero((groups.size == 2) & (groups.stride == 1) & (groups.local == 2))
+        if self.pairs is None or not joined.size:
+            return times
+        two = np.full(joined.size, 2)
+        over = self.pairs._run(kind, sent[joined], self.pairs.groups(two, two // 2, True), algorithm)
+        times = times.copy()
+        times[joined] = np.minimum(times[joined], over)
         return times
 
     def groups(self, size: npt.NDArray[np.int64], stride: npt.NDArray[np.int64], concurrent: bool) -> Groups:
@@ -321,6 +338,7 @@ class Fabric:
             "oversubscription": self.oversubscription,
             "sharp": self.sharp,
             "peer_access": self.peer_access,
+            "bridge_kind": None if self.pairs is None else self.pairs.node_kind,
             "leaf_nodes": self.leaf_nodes,
             "notes": list(self.notes),
         }
@@ -328,9 +346,10 @@ class Fabric:
     @property
     def notes(self) -> tuple[str, ...]:
         """Where constants are borrowed from another kind of link."""
+        of_pairs = None if self.pairs is None else self.pairs.node_rates
         return tuple(
             f"no measurements of {rates.kind}: constants are those of {rates.measured_on}"
-            for rates in (self.node_rates, self.network_rates)
+            for rates in (self.node_rates, self.network_rates, of_pairs)
             if rates is not None and rates.kind != rates.measured_on
         )
 

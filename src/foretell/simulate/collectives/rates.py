@@ -20,11 +20,10 @@ __all__ = ["Curve", "LinkRates", "Protocol", "link_rates", "measured_kinds", "se
 #: Kinds to fall back on, for links that were not measured: the first that is in the calibration is taken.
 NEAREST: Mapping[str, tuple[str, ...]] = {
     "nvlink-1-mesh": ("nvlink-2-mesh",),
-    "nvlink-1-bridge": ("nvlink-3-bridge", "nvlink-2-mesh"),
     "nvlink-2-bridge": ("nvlink-2-mesh",),
     "nvlink-2-nvswitch": ("nvlink-3-nvswitch",),
-    "nvlink-3-bridge": ("nvlink-2-mesh",),
-    "nvlink-4-bridge": ("nvlink-3-bridge", "nvlink-2-mesh"),
+    "nvlink-3-bridge": ("nvlink-3-nvswitch",),
+    "nvlink-4-bridge": ("nvlink-4-nvswitch",),
     "nvlink-6-nvswitch": ("nvlink-5-nvswitch",),
     "pcie-3": ("pcie-4",),
     "pcie-6": ("pcie-5",),

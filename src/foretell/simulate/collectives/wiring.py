@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import permutations
 
 from foretell.errors import InputError
 from foretell.hardware.cluster import Node
 
-__all__ = ["hamiltonian_rings", "kind_of_wiring", "mesh_rate", "pair_rate", "ring_rate"]
+__all__ = ["bridged_pair", "hamiltonian_rings", "kind_of_wiring", "mesh_rate", "pair_rate", "ring_rate"]
 
 #: DGX-1 with V100: links between GPU pairs (NVIDIA DGX-1 With Tesla V100 System Architecture, 2017, figure 4).
 CUBE_OF_SIX = {
@@ -33,6 +34,8 @@ def kind_of_wiring(node: Node, peer_access: bool) -> str:
     if node.link is None:
         raise InputError(f"no link between the devices of {node.name!r} is known", None, "name the link in its file")
     generation = f"-{node.link.generation}" if node.link.generation else ""
+    if node.link.topology == "bridge":
+        return f"{node.link.kind}{generation}-bridge"
     if node.topology == "pcie-tree":
         return f"pcie{generation}" + ("" if peer_access else "-host")
     shape = {"nvswitch": "nvswitch", "full-mesh": "full", "hybrid-mesh": "mesh", "torus": "torus"}[node.topology]
@@ -43,6 +46,18 @@ def _total(node: Node) -> float:
     if node.link is None or node.link.total_bandwidth_bytes_per_s is None:
         raise InputError(f"the bandwidth inside {node.name!r} is not known", None, "give its link a bandwidth")
     return node.link.total_bandwidth_bytes_per_s
+
+
+def bridged_pair(node: Node) -> Node:
+    """Two neighbours of `node` and the bridge between them, as a machine of two.
+
+    Raises InputError where its devices take no bridge.
+    """
+    bridge = next((link for link in node.device.links if link.topology == "bridge"), None)
+    if bridge is None or node.topology != "pcie-tree":
+        raise InputError(f"{node.device.name} takes no bridge in {node.name!r}", "bridges", "leave it out")
+    name = f"a bridged pair of {node.device.name}"
+    return replace(node, name=name, count=2, topology="nvswitch", link=bridge, nics=())
 
 
 def ring_rate(node: Node, members: int, stride: int, alone: bool = False) -> float:
