@@ -10,7 +10,7 @@ from foretell.learn.distributed import Workers
 from foretell.learn.distributed.rehearsal import Rehearsal, rehearse, step_time
 from foretell.simulate.pipeline import Times, simulate
 
-PP, MICRO_BATCHES, FORWARD, BACKWARD = 4, 8, 0.012, 0.024
+PP, MICRO_BATCHES, FORWARD, BACKWARD = 4, 4, 0.03, 0.06
 VP = {"interleaved": 2, "layered": 2}
 
 
