@@ -59,6 +59,8 @@ FITTED = {
 }
 #: Where a fit begins, and what holds it where data do not: base and step in seconds and slowdown for each protocol.
 START = Curve((Protocol(6e-6, 7e-7, 5.0), Protocol(1e-5, 1e-6, 1.5), Protocol(2e-5, 2e-6, 1.0)), 1.2, 0.2)
+#: The same for one message: no hop waits for another, and less is set up.
+SEND_START = Curve((Protocol(7e-6, 7e-7, 5.0), Protocol(9e-6, 1e-6, 1.5), Protocol(1.2e-5, 1.5e-6, 1.0)), 1.1, 0.1)
 #: The same for NVLink SHARP, which does not pass the buffer through the device's memory hop by hop.
 NVLS_START = Curve((Protocol(2e-5, 1e-6, 1.5), Protocol(4e-5, 1e-6, 1.0)), 1.5, 0.01)
 
@@ -71,15 +73,18 @@ def curve(wire: float, *protocols: tuple[float, float, float], scale: float = 1.
     return Curve(made, wire, 0.0)
 
 
-def network(ring: float, send: float, scale: float = 1.0) -> dict[str, Curve]:
-    """Curves between nodes: `ring` and `send` are one over a port's efficiency, full of rings or of one message."""
+def network(ring: float, send: float, scale: float = 1.0, pairs: float | None = None) -> dict[str, Curve]:
+    """Curves between nodes: `ring` and `send` are one over a port's efficiency, full of rings or of one message.
+
+    `pairs` is that of an all-to-all, as `ring` unless given.
+    """
     around = curve(ring, (6.6, 2.7, 2.0), (14, 4.0, 1.09), (8.4, 14, 1.0), scale=scale)
     return {
         "any": around,
         "ring": around,
         # NCCL takes trees to reach 0.92 of what rings do.
         "tree": curve(ring / 0.92, (6.8, 5.0, 2.0), (14, 8.5, 1.09), (8.4, 14, 1.0), scale=scale),
-        "pairwise": curve(ring, (14, 2, 1.0), scale=scale),
+        "pairwise": curve(pairs or ring, (14, 2, 1.0), scale=scale),
         "direct-send": curve(send, (12, 4, 1.0), scale=scale),
         "sharp": curve(ring * 1.05, (14, 5, 1.0), scale=scale),
     }
@@ -187,7 +192,7 @@ def fit_curves(parts: Sequence[Part], names: Sequence[str], kind: str) -> dict[s
     Rings and NVLink SHARP are fitted apart first, on groups of up to four and of more, which is where NCCL takes
     either; then together, each row at the faster.
     """
-    starts = {name: NVLS_START if name == "nvls" else START for name in names}
+    starts = {name: {"nvls": NVLS_START, "direct-send": SEND_START}.get(name, START) for name in names}
     if "nvls" in names:
         few = [part.where(part.table.size <= 4) for part in parts]
         many = [part.where(part.table.size > 4) for part in parts]
@@ -224,19 +229,23 @@ def solve(
 def fit_network(tables: Iterable[Timed]) -> dict[str, Curve]:
     """Curves of InfiniBand: efficiencies from exchanges between two nodes, latencies as stated.
 
-    Of an all-to-all with several peers outside and of one message from node to node: those that ports alone limit.
+    Of an all-to-all with several peers outside and of one message from node to node: those that ports alone limit. With
+    eight peers a port is as full as rings get it, of which there are no open measurements.
     """
     ratios: dict[str, list[Floats]] = defaultdict(list)
+    full: list[Floats] = []
     for table in tables:
         fabric = table.fabric()
         if table.clear and fabric.network_kind == "infiniband" and fabric.port_rate:
             sent = table.nbytes / 2 if table.kind == "all_to_all" else table.nbytes
             if table.kind == "send_recv" or (table.kind == "all_to_all" and fabric.local > 1):
                 ratios[table.kind].append(table.time_s * fabric.port_rate / sent)
-    if len(ratios) < 2:
+                if table.kind == "all_to_all" and fabric.local == 8:
+                    full.append(ratios[table.kind][-1])
+    if len(ratios) < 2 or not full:
         return STATED["infiniband"][1]
-    ring, send = (float(np.median(np.concatenate(ratios[kind]))) for kind in ("all_to_all", "send_recv"))
-    return network(ring, send)
+    ring, pairs, send = (float(np.median(np.concatenate(r))) for r in (full, ratios["all_to_all"], ratios["send_recv"]))
+    return network(ring, send, pairs=pairs)
 
 
 def fit(tables: Iterable[Timed]) -> dict[str, dict[str, Curve]]:

@@ -215,3 +215,56 @@ def test_registry():
         algorithm("Ring", kinds=("all_reduce",), source="nobody")(member("ring").run)
     with pytest.raises(UnknownNameError):
         algorithms("gather")
+
+
+@pytest.mark.parametrize("over", ["8x ib-ndr", "1x ib-hdr"])
+@pytest.mark.parametrize(("size", "stride"), [(32, 1), (16, 2), (8, 4), (16, 1)])
+def test_hierarchy_link_by_link(over: str, size: int, stride: int):
+    """Brute force: scatter, all-reduce and gather, phase by phase, the busiest link of each."""
+    fabric = ideal(f"4x dgx-h100 over {over}")
+    local, nodes = 8, 4
+    nvlink, ports = np.zeros(32), np.zeros(nodes)
+    for start in range(32):
+        if start % (size * stride) < stride:
+            ranks = [start + stride * i for i in range(size)]
+            homes = [[r for r in ranks if r // local == node] for node in sorted({r // local for r in ranks})]
+            for home in homes:
+                for rank in home:  # of a ring of len(home), for the scatter and again for the gather
+                    nvlink[rank] += 2 * (len(home) - 1) / len(home) * BULK
+            for place in range(len(homes[0])):
+                for home in homes:
+                    part = BULK / len(home)
+                    ports[home[place] // local] += 2 * (len(homes) - 1) / len(homes) * part
+    counted = nvlink.max() / 450e9 + ports.max() / (fabric.ports * fabric.port_rate)
+    assert fabric.time_s("all_reduce", BULK, size, stride, algorithm="hierarchical-2") == pytest.approx(counted)
+
+
+def binary_tree(count: int) -> list[tuple[int, int]]:
+    """Edges (parent, child) of a tree over 0 … count - 1 whose odd members are leaves, 0 above all the others."""
+
+    def below(low: int, high: int, parent: int) -> list[tuple[int, int]]:
+        if low > high:
+            return []
+        step = 1
+        while low + 2 * step - 1 <= high:
+            step *= 2
+        middle = low + step - 1
+        return [(parent, middle), *below(low, middle - 1, middle), *below(middle + 1, high, middle)]
+
+    return below(1, count - 1, 0)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 8, 12, 16, 31, 32])
+def test_two_trees_link_by_link(nodes: int):
+    """No node sends more than the model says, in two trees of half the data each, the second the first turned round."""
+    fabric = ideal(f"{nodes}x dgx-h100")
+    first = binary_tree(nodes)
+    turned = [tuple((nodes - 1 - a if nodes % 2 == 0 else (a + 1) % nodes) for a in edge) for edge in first]
+    sent = np.zeros(nodes)
+    for parent, child in [*first, *turned]:
+        sent[parent] += BULK / 2  # down
+        sent[child] += BULK / 2  # up
+    found = float(fabric.time_s("all_reduce", BULK, nodes, 8, algorithm="tree"))
+    assert sent.max() / 50e9 <= found * (1 + 1e-9)
+    if nodes <= 4:
+        assert sent.max() / 50e9 == pytest.approx(found)
