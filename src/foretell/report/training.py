@@ -22,7 +22,9 @@ from foretell.simulate.training.step import PARTS, StepTable
 from foretell.units import format_bytes, format_count, format_energy, format_money, format_power, format_time
 from foretell.workload.llm.config import LLMConfig
 
-__all__ = ["columns_of", "label", "notes_of", "plan_card", "ranking_view", "run_text"]
+__all__ = [
+    "columns_of", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "worth_showing",
+]  # fmt: skip
 
 _FRONT = 10  # rows of the front that are shown
 _SLOW = 2.0  # times the fastest: slower plans of the front are not shown
@@ -82,7 +84,7 @@ def ranking_view(found: Ranking, settings: Sequence[str] = ()) -> RenderableType
         lines += [Text(_against(found.imported, best, found.budget_bytes))]
     if found.tokens is not None:
         lines += [Text(""), run_text(best, found.tokens)]
-    shown = _thinned([one for one in found.front if one.time_s <= _SLOW * found.front[0].time_s], _FRONT)
+    shown = _thinned(worth_showing(found), _FRONT)
     left = len(found.front) - len(shown)
     heading = "Pareto front of time, memory, cost and energy"
     if len(shown) > 1:
@@ -116,6 +118,11 @@ def _against(mine: Candidate, best: Candidate, budget: float) -> str:
     if gain < 1e-4:
         return fits + "None of the plans above is faster."
     return fits + f"The best plan above is {gain:.1%} faster."
+
+
+def worth_showing(found: Ranking) -> list[Candidate]:
+    """The front without what is far slower than the rest of it."""
+    return [one for one in found.front if one.time_s <= _SLOW * found.front[0].time_s]
 
 
 def _thinned(front: Sequence[Candidate], most: int) -> list[Candidate]:
@@ -181,11 +188,12 @@ def columns_of(rows: Sequence[Candidate], found: Ranking) -> dict[str, list[str]
     if tokens is not None:
         columns["run"] = [format_time(run.time_s) for run in runs]
     columns["energy"] = ["?" if run.energy_j is None else format_energy(run.energy_j) for run in runs]
-    columns["cost"] = ["?" if run.cost_usd is None else _money(run.cost_usd) for run in runs]
+    columns["cost"] = ["?" if run.cost_usd is None else money(run.cost_usd) for run in runs]
     return columns
 
 
-def _money(value: float) -> str:
+def money(value: float) -> str:
+    """Dollars, in millions where they are many."""
     return format_money(value) if value < 1e4 else "$" + format_count(value).replace("G", "bn")
 
 
@@ -197,7 +205,7 @@ def run_text(one: Candidate, tokens: float) -> RenderableType:
         f"{run.steps:,.0f} steps",
         f"{run.time_s / 86400:,.1f} days",
         f"{run.device_hours:,.0f} GPU-hours",
-        "cost unknown: no hourly price" if run.cost_usd is None else _money(run.cost_usd),
+        "cost unknown: no hourly price" if run.cost_usd is None else money(run.cost_usd),
         None if run.energy_j is None else f"{format_energy(run.energy_j)} (devices)",
     )
 

@@ -10,12 +10,12 @@ from foretell.plan.training.search import Candidate, Ranking
 from foretell.plan.training.why import NAMES
 from foretell.report.html.page import Fact, Part, environment, versions
 from foretell.report.text import count, rate, share
-from foretell.report.training import columns_of, label, notes_of
-from foretell.units import format_bytes, format_count, format_energy, format_money, format_time
+from foretell.report.training import columns_of, label, money, notes_of, worth_showing
+from foretell.units import format_bytes, format_count, format_energy, format_time
 
 __all__ = ["ranking_page"]
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 340, 70, 705, 26, 290
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 340, 80, 690, 26, 290
 
 
 def ranking_page(found: Ranking, command: str) -> str:
@@ -38,7 +38,8 @@ def ranking_page(found: Ranking, command: str) -> str:
         facts=_facts(found),
         columns=list(columns_of(every, found)),
         best=_rows(found.best, found),
-        front=_rows(found.front, found),
+        front=_rows(worth_showing(found), found),
+        left=len(found.front) - len(worth_showing(found)),
         imported=None if found.imported is None else _rows([found.imported], found)[0],
         why=found.why,
         parts=[
@@ -68,7 +69,7 @@ def _facts(found: Ranking) -> list[Fact]:
     ]
     if found.tokens is not None:
         run = best.run(found.tokens)
-        cost = "cost unknown" if run.cost_usd is None else format_money(run.cost_usd)
+        cost = "cost unknown" if run.cost_usd is None else money(run.cost_usd)
         lines = [f"{run.device_hours:,.0f} GPU-hours", cost]
         lines += [] if run.energy_j is None else [format_energy(run.energy_j)]
         facts.append(Fact(f"{format_count(found.tokens)} tokens", f"{run.time_s / 86400:,.1f} days", tuple(lines)))
@@ -77,7 +78,8 @@ def _facts(found: Ranking) -> list[Fact]:
 
 def _plot(found: Ranking) -> dict[str, Any] | None:
     """Time over memory of the front, and the best plans in another colour; None of a single point."""
-    points = [(one, "k1") for one in found.front] + [(one, "k0") for one in found.best if one not in found.front]
+    points = [(one, "k1") for one in worth_showing(found)]
+    points += [(one, "k0") for one in found.best if one not in found.front]
     xs, ys = [one.memory_bytes for one, _ in points], [one.time_s for one, _ in points]
     if max(xs) <= min(xs) or max(ys) <= min(ys):
         return None

@@ -245,13 +245,13 @@ def weigh(config: LLMConfig, cluster: Cluster, plan: TrainingPlan) -> Candidate:
     return _candidate(timed(config, table, cluster, needed_bytes(config, table, cluster)), 0)
 
 
-def illegal_error(violations: Sequence[Violation], most: int = 3) -> InputError:
+def illegal_error(violations: Sequence[Violation], lead: str = "", most: int = 3) -> InputError:
     """An error that says which rules are broken, and the nearest settings that keep them."""
     said = "; ".join(f"{v.reason} (rule {v.rule}; nearest: {v.nearest})" for v in violations[:most])
     more = f"; and {len(violations) - most} more rules" if len(violations) > most else ""
     plans = violations[0].plans
     repair = "the nearest plans: " + ", or ".join(_degrees(plan) for plan in plans) if plans else None
-    return InputError(said + more, "training plan", repair)
+    return InputError(lead + said + more, "training plan", repair)
 
 
 def _degrees(plan: TrainingPlan) -> str:
@@ -380,7 +380,13 @@ def _no_legal_plan(space: Space) -> InputError:
     violations = [] if nearest is None else explain(space.config, nearest, space.on(space.sizes[0]))
     if not violations:
         return InputError("no plan has all the pinned settings", "training plans", "pin fewer")
-    return illegal_error(violations)
+    given = ", ".join(f"{name.replace('_', ' ')} {' or '.join(map(_word, values[:4]))}"
+                      for name, values in space.pinned.items())  # fmt: skip
+    return illegal_error(violations, f"no legal plan has {given}; the nearest breaks a rule: " if given else "")
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def _nothing_fits(space: Space, parts: Sequence[Part], budget: float, max_memory: float) -> InfeasibleError:

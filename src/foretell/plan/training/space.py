@@ -39,7 +39,9 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TP = 8  # or a machine's devices, where they are more
 LEAST_CONTEXT = 1024  # tokens of a sequence on a rank
 RECOMPUTED = (0.25, 0.5, 0.75)  # shares of a rank's layers
-_BLOCK = 24  # combinations of degrees that are looked at together
+_MOST_CLOSEST = 2000  # combinations of degrees among which the nearest to being legal is looked for
+# Combinations of degrees that are looked at together: tables of some thousand plans, on which little is spent twice.
+_BLOCK = {"megatron": 24, "fsdp2": 24, "deepspeed": 96}
 
 _ZERO = {"megatron": (1, 2, 3), "deepspeed": (1, 2, 3), "fsdp2": (2, 3)}
 _SCHEDULES = {"megatron": ("1f1b", "interleaved"), "deepspeed": ("1f1b",),
@@ -76,6 +78,10 @@ class Space:
                 raise InputError("no value is left to try", name, "give at least one")
             for value in values:
                 self.base.replace(**{name: value})  # one that is wrong by itself is refused here
+        for count in self.nodes:
+            if not 1 <= count <= self.cluster.node_count:
+                what = f"{count} machines of a cluster of {self.cluster.node_count}"
+                raise InputError(what, "--nodes", f"give 1 to {self.cluster.node_count}")
         if len(self.cluster.groups) > 1 and self.sizes != (self.cluster.node_count,):
             raise InputError("machines of several kinds", f"cluster {self.cluster.name!r}", "ask for all of them")
 
@@ -97,11 +103,15 @@ class Space:
     @property
     def blocks(self) -> int:
         """Parts that the space is looked at in. Which plans a part holds depends on nothing but the space."""
-        return -(-len(self.degrees["tp"]) // _BLOCK)
+        return -(-len(self.degrees["tp"]) // self._block)
+
+    @property
+    def _block(self) -> int:
+        return _BLOCK[self.base.framework]
 
     def block(self, index: int) -> tuple[PlanTable, Ints]:
         """The legal plans of one part, and how many machines each takes."""
-        rows = slice(index * _BLOCK, (index + 1) * _BLOCK)
+        rows = slice(index * self._block, (index + 1) * self._block)
         table, nodes = self._expanded({name: column[rows] for name, column in self.degrees.items()})
         keep = np.zeros(len(table), dtype=bool)
         for count in np.unique(nodes):
@@ -113,8 +123,8 @@ class Space:
         """Where no plan is legal: one that breaks the fewest rules, to tell which; None where none was even tried."""
         best: tuple[int, TrainingPlan] | None = None
         degrees = self._degrees(self.sizes[0], ())
-        for start in range(0, min(len(degrees["tp"]), 40 * _BLOCK), _BLOCK):
-            part = {name: column[start:start + _BLOCK] for name, column in degrees.items()}
+        for start in range(0, min(len(degrees["tp"]), _MOST_CLOSEST), self._block):
+            part = {name: column[start:start + self._block] for name, column in degrees.items()}
             table, _ = self._expanded(part, fitted=False)
             if not len(table):
                 continue

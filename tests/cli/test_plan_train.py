@@ -1,0 +1,218 @@
+"""``foretell plan train``: what it shows, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from foretell.errors import InputError
+from foretell.hardware import cluster
+from foretell.plan.training.emit import read
+from foretell.plan.training.search import search
+from foretell.report import schema
+from foretell.simulate.training import TrainingPlan
+from foretell.simulate.training.legality import explain
+from foretell.workload import llm
+
+Run = Callable[..., Any]
+ASKED = ("plan", "train", "llm:llama-3-8b", "--on", "2x dgx-h100", "--global-batch", "64", "--seq-len", "8192")
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return search(llm.config("llama-3-8b"), cluster("2x dgx-h100"), global_batch=64, seq_len=8192, tokens=15e12)
+
+
+def test_the_ranking_at_80_columns(run: Run, expected: Any) -> None:
+    result = run(*ASKED, "--tokens", "15T")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "training llm:llama-3-8b on 2x dgx-h100"
+    assert f"{expected.legal:,} legal plans · {expected.fitting:,} fit into 71.7 GiB a device" in result.stdout
+    best = expected.best[0]
+    (first,) = [line for line in lines if re.match(r" ?1 ", line)]
+    assert str(best.plan).split()[0] in first
+    assert f"{best.tokens_per_s_per_device:,.0f}" in first
+    assert "Pareto front of time, memory, cost and energy" in result.stdout
+    assert "Why the first is first" in result.stdout
+    assert " ".join(expected.why[0].split()) in " ".join(result.stdout.split())
+    assert re.search(r"15 T tokens · [\d,]+ steps · [\d,.]+ days · [\d,]+ GPU-hours", " ".join(result.stdout.split()))
+    assert "…" not in result.stdout
+    # What does not fit into the width is named, and is there where it does.
+    assert "left out for want of width" in result.stdout
+    wide = run(*ASKED, "--tokens", "15T", width=160).stdout
+    assert "left out for want of width" not in wide
+    assert all(name in wide for name in ("exposed", "energy", "cost", "memory", "MFU"))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_numbers_are_never_cut(run: Run, expected: Any, width: int) -> None:
+    result = run(*ASKED, width=width)
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert "…" not in result.stdout
+
+
+def test_json_is_what_the_search_found(run: Run, expected: Any) -> None:
+    result = run(*ASKED, "--tokens", "15T", "--json", "--top", "3")
+    document = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("foretell.plan/1")).validate(document)
+    assert len(document["best"]) == 3
+    assert document["best"][0] == json.loads(json.dumps(expected.best[0].to_dict(15e12)))
+    assert len(document["front"]) == len(expected.front)
+    assert document["imported"] is None
+    for one in (*document["best"], *document["front"]):
+        assert sum(one["parts_s"].values()) == pytest.approx(one["time_s"])
+        assert explain(llm.config("llama-3-8b"), TrainingPlan(**one["plan"]), cluster("2x dgx-h100")) == []
+
+
+def test_the_schema_has_the_settings_and_names_of_the_code() -> None:
+    plan = schema("foretell.plan/1")["properties"]["best"]["items"]["properties"]["plan"]["properties"]
+    assert list(plan) == list(TrainingPlan(1, 1).to_dict())
+    assert plan["schedule"]["enum"] == ["1f1b", "gpipe", "interleaved", "zero-bubble", "layered"]
+
+
+def test_pins_and_ranges(run: Run) -> None:
+    result = run(*ASKED, "--json", "--tp", "2-4", "--pp", "1,2", "--mbs", "2", "--recompute", "4", "--vp", "1")
+    assert result.exit_code == 0, result.output
+    for one in json.loads(result.stdout)["best"]:
+        plan = one["plan"]
+        assert plan["tp"] in (2, 4)
+        assert plan["pp"] in (1, 2)
+        assert (plan["micro_batch"], plan["recompute"], plan["recompute_layers"], plan["vp"]) == (2, "full", 4, 1)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan", "deepspeed"])
+def test_the_best_plan_is_emitted_and_read_again(run: Run, tmp_path: Path, name: str) -> None:
+    framework = {"torchtitan": "fsdp2"}.get(name, name)
+    asked = (*ASKED, "--framework", framework)
+    written = run(*asked, "--emit", name)
+    assert written.exit_code == 0, written.output
+    path = tmp_path / {"megatron": "args.txt", "torchtitan": "job.toml", "deepspeed": "ds.json"}[name]
+    path.write_text(written.stdout)
+    best = json.loads(run(*asked, "--json").stdout)["best"][0]["plan"]
+    found = read(path).plan
+    for field in ("tp", "pp", "cp", "micro_batch"):
+        if field in found:
+            assert found[field] == best[field], field
+    again = run(*ASKED, "--framework", framework, "--import", path, "--json")
+    assert again.exit_code == 0, again.output
+    imported = json.loads(again.stdout)["imported"]
+    assert imported["plan"]["tp"] == best["tp"]
+    shown = run(*ASKED, "--framework", framework, "--import", path)
+    assert "The plan that was imported" in shown.stdout
+
+
+def test_a_file_of_results_is_kept_and_gone_on_from(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plans.sqlite"
+    first = run(*ASKED, "--out", path, "--json")
+    assert first.exit_code == 0, first.output
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("SELECT count(*) FROM plans").fetchone()
+        (best,) = db.execute("SELECT min(time_s) FROM plans").fetchone()
+    db.close()
+    document = json.loads(first.stdout)
+    assert count == document["fitting"]
+    assert best == document["best"][0]["time_s"]
+    again = run(*ASKED, "--out", path)
+    assert "from the file" in again.stdout
+    assert run(*ASKED, "--out", path, "--json").stdout == first.stdout
+
+
+def test_html_escapes_and_loads_nothing(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plans.html"
+    config = tmp_path / "<b>&.toml"
+    config.write_text("layers = 8\nhidden = 512\nheads = 8\nintermediate = 2048\nvocab = 1000\n")
+    result = run("plan", "train", config, *ASKED[3:], "--tokens", "2B", "--html", path)
+    assert result.exit_code == 0, result.output
+    assert f"wrote {path}" in result.stdout
+    text = path.read_text()
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+    assert not re.search(r"""(?:src|href)=["']|url\(|@import|<script""", text)
+    assert "default-src 'none'" in html.unescape(text)
+    assert "foretell plan train" in text
+    assert "Why the first is first" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--tp", "3"), "tp 3 does not divide 32 attention heads (rule heads; nearest: tp 2 or 4)"),
+        (("--tp", "8", "--pp", "1", "--cp", "1", "--dp", "4"), "= 32 devices, the cluster has 16 (rule devices"),
+        (("--pp", "4", "--vp", "3"), "no legal plan has pp 4, vp 3; the nearest breaks a rule: 32 layers do not split"),
+        (("--pp", "3"), "pp 3 = 12 devices, the cluster has 16 (rule devices; nearest: pp 4)"),
+        (("--mbs", "3"), "a global batch of 64 does not split into micro-batches of 3"),
+        (("--ep", "2"), "ep 2 does not divide the model's experts (it has none)"),
+        (("--precision", "nvfp4"), "h100-sxm has no arithmetic in nvfp4"),
+        (("--framework", "deepspeed", "--zero", "3", "--pp", "2"), "ZeRO stage 3 does not go with a pipeline"),
+        (("--tp", "x"), "'x' is no count"),
+        (("--tp", "8-2"), "'8-2' is no count"),
+        (("--tp", "1-99999"), "more than 4,096 values"),
+        (("--tp", "0"), "tp is 0, want 1 to"),
+        (("--schedule", "1f2b"), "unknown schedule '1f2b'"),
+        (("--max-memory", "120%"), "no share of the memory"),
+        (("--max-memory", "0"), "no share of the memory"),
+        (("--tokens", "lots"), "no number of tokens"),
+        (("--tokens", "0"), "no number of tokens"),
+        (("--objective", "speed"), "unknown objective 'speed'"),
+        (("--framework", "megatorn"), "did you mean 'megatron'"),
+        (("--emit", "jax"), "unknown format to emit 'jax'"),
+        (("--emit", "megatron", "--json"), "give one of them"),
+        (("--html", "x.pdf"), "does not end in .html"),
+        (("--out", "/no/such/folder/x"), "cannot be written"),
+        (("--import", "/no/such/file"), "no such file"),
+        (("--global-batch", "0"), "global_batch is 0"),
+        (("--nodes", "3"), "3 machines"),
+        (("--on", "2x dgx-h100 + 2x v100-sxm2-16gb over ib-edr"), "machines of several kinds"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_said_in_a_line_and_exits_with_2(
+    run: Run, failed: Callable[[Any], str], changed: tuple[str, ...], said: str
+) -> None:
+    result = run(*ASKED, *changed)
+    assert result.exit_code == 2, result.output
+    assert said in failed(result)
+
+
+def test_what_is_missing_is_named(run: Run, failed: Callable[[Any], str]) -> None:
+    for arguments, said in (
+        (ASKED[:5] + ASKED[7:], "--global-batch: is needed"),
+        (ASKED[:7], "--seq-len: is needed"),
+        (("plan", "train", *ASKED[3:]), "WORKLOAD: is missing"),
+        (("plan", "train", "timm:resnet50", *ASKED[3:]), "is no parametric transformer"),
+        (("plan", "train", "llm:llama-3-8x", *ASKED[3:]), "did you mean"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert said in failed(result)
+
+
+def test_what_fits_nowhere_exits_with_3(run: Run, failed: Callable[[Any], str]) -> None:
+    result = run("plan", "train", "llm:llama-3.1-405b", *ASKED[3:])
+    assert result.exit_code == 3
+    line = failed(result)
+    assert re.search(r"needs [\d,.]+ GiB a device and has 71\.7 GiB \(90% of h100-sxm\); [\d.]+ GiB are missing", line)
+    assert re.search(r"it would fit with .*\d+ machines of dgx-h100", line)
+
+
+def test_help_names_every_setting(run: Run) -> None:
+    text = run("plan", "train", "--help", width=120).stdout
+    for option in ("--tp", "--cp", "--dp", "--pp", "--ep", "--vp", "--mbs", "--zero", "--recompute", "--emit"):
+        assert option in text
+    assert "train" in run("plan", "--help").stdout
+
+
+def test_no_torch_is_needed(shell: Callable[..., Any]) -> None:
+    result = shell("plan", "train", "--help")
+    assert result.returncode == 0
+    assert InputError  # what the failures above are
