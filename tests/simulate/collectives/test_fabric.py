@@ -90,6 +90,24 @@ def test_ports_are_shared_as_the_links_say(over: str, size: int, stride: int):
     assert fabric.time_s("all_to_all", BULK, size, stride) == pytest.approx(counted, rel=0.01)
 
 
+@pytest.mark.parametrize("per_node", [4, 8, 72])
+def test_members_counted_one_by_one(per_node: int):
+    from foretell.simulate.collectives.fabric import members
+
+    ranks = per_node * 6
+    for size in range(1, 26):
+        for stride in (1, 2, 3, 4, 6, 8, 12, 16):
+            block = size * stride
+            if ranks % block:
+                continue
+            starts = [start for start in range(ranks) if start % block < stride]
+            groups = [[start + stride * i for i in range(size)] for start in starts]
+            homes = [[rank // per_node for rank in group] for group in groups]
+            most = max(len(set(home)) for home in homes)
+            local = max(home.count(node) for home in homes if len(set(home)) == most for node in home)
+            assert members(per_node, ranks, size, stride) == (local, most)
+
+
 def test_groups_contend_only_where_ports_are_shared():
     rails, shared = ideal("4x dgx-h100"), ideal("4x dgx-h100 over 1x ib-ndr")
     alone = rails.time_s("all_reduce", BULK, 4, 8, concurrent=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -233,9 +234,7 @@ class Fabric:
                 self.cluster.name,
                 f"at most {1 + (self.ranks - 1) // stride} ranks {stride} apart do",
             )
-        local = min(size, max(1, -(-self.local // stride)))
-        span = -(-((size - 1) * stride + 1) // self.local)
-        nodes = 1 if local >= size else min(span, -(-size // local))
+        local, nodes = members(self.local, self.ranks, size, stride)
         ring = mesh = pair = np.inf
         if local > 1:
             machines = [node for _, node in self.cluster.groups]
@@ -352,6 +351,32 @@ class Fabric:
             for rates in (self.node_rates, self.network_rates, of_pairs)
             if rates is not None and rates.kind != rates.measured_on
         )
+
+
+def members(per_node: int, ranks: int, size: int, stride: int) -> tuple[int, int]:
+    """Ranks of a group in one node, and nodes it is on; of groups that lie unlike each other, one on the most nodes.
+
+    >>> members(8, 64, size=16, stride=2)
+    (4, 4)
+    >>> members(8, 64, size=3, stride=1)  # ranks 6, 7 and 8 are on two nodes
+    (2, 2)
+    """
+    block = size * stride
+    if per_node % block == 0 or ranks <= per_node:
+        return size, 1
+    if block % per_node == 0 and (stride % per_node == 0 or per_node % stride == 0):
+        local = max(1, per_node // stride)
+        return local, size // local
+    if block > ranks:  # only the first group is whole
+        rank = np.arange(size) * stride
+        group = np.zeros_like(rank)
+    else:
+        rank = np.arange(min(math.lcm(block, per_node), ranks // block * block))
+        group = rank // block * stride + rank % stride
+    place, counts = np.unique(group * ranks + rank // per_node, return_counts=True)
+    owner, on = np.unique(place // ranks, return_counts=True)
+    most = owner[on == on.max()]
+    return int(counts[np.isin(place // ranks, most)].max()), int(on.max())
 
 
 def _scaled(groups: Groups, *names: str) -> dict[str, Floats]:
