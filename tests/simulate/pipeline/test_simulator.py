@@ -171,6 +171,25 @@ def test_data_parallel_exchange_by_hand() -> None:
     assert both.step_s == 8.5
 
 
+def test_exchange_in_pieces_by_hand() -> None:
+    """One rank, one micro-batch, F 4 s, B 8 s, four layers."""
+    def step(**exchange: float) -> float:
+        return simulate("1f1b", Times.of(4.0, 8.0, pp=1, pieces=4, **exchange), 1).step_s
+
+    # Gradients are complete at 6, 8, 10 and 12; each piece of 1 s is sent at once: the last is left.
+    assert step(reduce_s=4.0) == 13.0
+    # Pieces of 4 s wait for each other from 6 on.
+    assert step(reduce_s=16.0) == 22.0
+    # Pieces of 0.5 s come before they are needed, but for the first; of 2 s one by one, the last layer after all.
+    assert step(gather_s=2.0) == 12.5
+    assert step(gather_s=8.0) == 8.0 + 1.0 + 8.0
+    found = simulate("1f1b", Times.of(4.0, 8.0, pp=1, pieces=4, gather_s=8.0), 1)
+    assert found.busy_s.tolist() == [12.0]
+    assert found.bubble_s.tolist() == [5.0]
+    with pytest.raises(InputError, match="less than one piece"):
+        Times.of(4.0, 8.0, pieces=0)
+
+
 def test_uneven_micro_batches() -> None:
     found = simulate("gpipe", Times.of(1.0, 1.0, pp=1), 3, scale=[1.0, 2.0, 0.5])
     assert found.step_s == 7.0

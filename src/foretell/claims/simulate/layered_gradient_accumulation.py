@@ -94,8 +94,8 @@ def _best(network: str, layered: bool, devices: int = _DEVICES) -> _Step:
         else:
             layers = config.layers // pp
             reduce = seconds("reduce_scatter", layer_bytes * layers) + seconds("all_gather", layer_bytes * layers)
-            behind = times.backward_s * (layers - 1) / layers  # one layer's gradients are left when the last is done
-            exchange = {"reduce_s": np.maximum(reduce / layers, reduce - behind)}
+            shape = times.forward_s.shape
+            exchange = {"reduce_s": np.full(shape, reduce), "pieces": np.full(shape, float(layers))}
         step = simulate(plan.schedule, replace(times, **exchange), plan.micro_batches)
         found.append(_Step(step.step_s, pp, step.dp_exposed_s, fullest, float(device.memory_bytes or np.nan)))
     return min(found, key=lambda one: one.step_s)

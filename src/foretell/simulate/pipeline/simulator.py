@@ -148,8 +148,8 @@ def simulate(
 
     With `overlap_p2p` a message travels on a lane of its own for each sender and direction, one after another, while
     the sender computes on; without, the sender waits until it has been received. With `overlap_dp` each chunk's
-    gather and reduction run on the rank's data-parallel lane while it computes: gathers from the step's beginning on
-    in the order of their use, each reduction once the chunk's gradients are complete. Without, all gathers precede
+    gather and reduction run on the rank's data-parallel lane while it computes, piece by piece: gathers from the
+    step's beginning on in the order of their use, reductions as gradients are complete. Without, all gathers precede
     and all reductions follow the rank's tasks. `scale`, (micro_batches,), multiplies the tasks of each micro-batch,
     where they differ in length.
 
@@ -174,9 +174,8 @@ def simulate(
     has_dp = times.gather_s.any() or times.reduce_s.any()
     without_dp = _run(member, columns, bare, factors, True, True).step_s if has_dp else without_p2p
     rank, kind, chunk, micro_batch = columns
-    durations = found.end_s - found.start_s
     pp = times.pp
-    busy = np.bincount(rank, durations, pp).astype(np.float64)
+    busy = np.bincount(rank, found.seconds, pp).astype(np.float64)
     sends = found.sends
     waited = np.zeros(0) if overlap_p2p else sends[5] - sends[4]
     send_s = np.bincount(sends[1].astype(np.int64)[: len(waited)], waited, pp).astype(np.float64)
@@ -241,6 +240,7 @@ def _columns(schedule: Schedule, order: Order) -> _Columns:
 @dataclass(frozen=True, slots=True)
 class _Run:
     step_s: float
+    seconds: Floats  # of work in each task; one that begins before all its parameters are there may last longer
     start_s: Floats
     end_s: Floats
     sends: tuple[Floats, ...]  # kind, rank, chunk, micro-batch, start, end
@@ -271,7 +271,9 @@ def _run(
     travel = np.where(serves & (to != rank), times.p2p_s[rank, to], 0.0)
     seconds = np.stack([times.of_kind(k, schedule.splits) for k in "FBW"])[kind, rank, chunk] * scale[micro_batch]
 
-    gathered, gather_end = _gathers(times, overlap_dp)
+    gathered, gather_end = _gathers(times)
+    pieces = times.pieces.tolist()
+    begun = (np.array(gather_end) - times.gather_s * (1.0 - 1.0 / times.pieces)).tolist()  # the first piece is there
     need_list, give_list, way = need.tolist(), give.tolist(), np.where(forward, 0, 1).tolist()
     length, delay = seconds.tolist(), travel.tolist()
     kinds, chunks = kind.tolist(), chunk.tolist()
@@ -285,7 +287,7 @@ def _run(
     ready = list(reversed(range(pp)))
     while ready:
         r = ready.pop()
-        i, stop, now, lane, first = at[r], (r + 1) * each, free[r], lanes[r], gather_end[r]
+        i, stop, now, lane, gathers = at[r], (r + 1) * each, free[r], lanes[r], gather_end[r]
         while i < stop:
             n = need_list[i]
             if n >= 0:
@@ -295,10 +297,13 @@ def _run(
                     break
                 if came > now:
                     now = came
-            if kinds[i] == 0 and first[chunks[i]] > now:
-                now = first[chunks[i]]
-            start[i] = now
-            now += length[i]
+            if kinds[i] == 0 and gathers[chunks[i]] > now:
+                c = chunks[i]
+                start[i] = max(now, begun[r][c])
+                now = max(start[i] + length[i], gathers[c] + length[i] / pieces[r][c])
+            else:
+                start[i] = now
+                now += length[i]
             end[i] = now
             g = give_list[i]
             if g >= 0:
@@ -332,15 +337,15 @@ def _run(
         np.array(sent)[travels],
         np.array(sent)[travels] + travel[travels],
     )
-    dp = _reductions(times, columns, ends, np.array(free), gathered, gather_end, overlap_dp)
+    dp = _reductions(times, columns, seconds, ends, np.array(free), gathered, overlap_dp)
     step = max(float(np.max(free)), float(dp[5].max()) if len(dp[5]) else 0.0)
-    return _Run(step, np.array(start), ends, sends, dp)
+    return _Run(step, seconds, np.array(start), ends, sends, dp)
 
 
 _Event = tuple[float, float, float, float, float, float]
 
 
-def _gathers(times: Times, overlap: bool) -> tuple[list[_Event], list[list[float]]]:
+def _gathers(times: Times) -> tuple[list[_Event], list[list[float]]]:
     """Each rank's gathers, chunk after chunk from the beginning on; when each has its parameters."""
     events: list[_Event] = []
     ends = np.cumsum(times.gather_s, axis=1)
@@ -353,24 +358,32 @@ def _gathers(times: Times, overlap: bool) -> tuple[list[_Event], list[list[float
 def _reductions(
     times: Times,
     columns: _Columns,
+    seconds: Floats,
     ends: Floats,
     free: Floats,
     gathered: list[_Event],
-    gather_end: list[list[float]],
     overlap: bool,
 ) -> tuple[Floats, ...]:
-    """Gathers and reductions as columns; each chunk is reduced once its last task has run, one after another."""
+    """Gathers and reductions as columns; each chunk is reduced as its last task completes it, one after another.
+
+    Pieces that are complete at equal distances and take equally long end when the first one's turn allows, or with
+    the last one's own reduction.
+    """
     events = list(gathered)
     rank, _, chunk, _ = columns
-    complete = np.zeros((times.pp, times.vp))
-    np.maximum.at(complete, (rank, chunk), ends)
+    last = np.zeros((times.pp, times.vp), dtype=np.int64)
+    last[rank, chunk] = np.arange(len(rank))  # a rank's tasks stand in order: the last one stays
+    complete = ends[last]
+    first = complete - seconds[last] * (1.0 - 1.0 / times.pieces)
     for r in range(times.pp):
-        lane = gather_end[r][-1]
+        lane = 0.0  # gathers are over: a chunk's last task comes after every chunk's first
         for c in np.argsort(complete[r], kind="stable").tolist():
-            seconds = float(times.reduce_s[r, c])
-            if seconds > 0.0:
-                begin = max(lane, float(complete[r, c]) if overlap else float(free[r]))
-                lane = begin + seconds
+            whole = float(times.reduce_s[r, c])
+            if whole > 0.0:
+                begin = max(lane, float(first[r, c]) if overlap else float(free[r]))
+                lane = begin + whole
+                if overlap:
+                    lane = max(lane, float(complete[r, c]) + whole / float(times.pieces[r, c]))
                 events.append((KINDS.index(REDUCE), r, c, -1, begin, lane))
     table = np.array(events, dtype=np.float64).reshape(-1, 6)
     return tuple(table.T)

@@ -21,7 +21,9 @@ class Times:
     `backward_s` is the whole backward pass; `weights_s` is the part of it that makes gradients of weights, which only
     schedules with a split backward pass (``W``) can move. `p2p_s` is the time of a message between two ranks, by
     sender and receiver: (pp, pp). `gather_s` and `reduce_s` are what data-parallel ranks exchange once a step for each
-    chunk: its parameters before its first forward, its gradients after its last backward. Build with `Times.of`.
+    chunk: its parameters before its first forward, its gradients after its last backward. They go in as many equal
+    pieces as `pieces`, (pp, vp), says (a chunk's layers, say): a chunk's first forward can begin with the first piece,
+    and its last backward completes gradients piece by piece. Build with `Times.of`.
     """
 
     forward_s: Floats
@@ -30,6 +32,7 @@ class Times:
     p2p_s: Floats
     gather_s: Floats
     reduce_s: Floats
+    pieces: Floats
 
     @staticmethod
     def of(
@@ -42,12 +45,13 @@ class Times:
         p2p_s: npt.ArrayLike = 0.0,
         gather_s: npt.ArrayLike = 0.0,
         reduce_s: npt.ArrayLike = 0.0,
+        pieces: npt.ArrayLike = 1,
     ) -> Times:
         """Times given as (pp, vp), as (pp,) for chunks alike, or as one number for all.
 
         `weights_s` is half the backward pass where it is not given (a matrix product has as much arithmetic for its
         weights as for its input). `p2p_s` is one number, (pp,) by sender, or (pp, pp). Raises InputError for another
-        shape, a negative time or one that is not finite, and weights_s above backward_s.
+        shape, a negative time or one that is not finite, weights_s above backward_s, and less than one piece.
 
         >>> Times.of([0.01, 0.02], 0.04, vp=2).forward_s.tolist()
         [[0.01, 0.01], [0.02, 0.02]]
@@ -57,6 +61,7 @@ class Times:
             "backward_s": np.asarray(backward_s, dtype=np.float64),
             "gather_s": np.asarray(gather_s, dtype=np.float64),
             "reduce_s": np.asarray(reduce_s, dtype=np.float64),
+            "pieces": np.asarray(pieces, dtype=np.float64),
         }
         if weights_s is not None:
             given["weights_s"] = np.asarray(weights_s, dtype=np.float64)
@@ -66,6 +71,8 @@ class Times:
         weights = full.setdefault("weights_s", full["backward_s"] / 2)
         if (weights > full["backward_s"]).any():
             raise InputError("weights_s is a part of backward_s and exceeds it", "pipeline times")
+        if (full["pieces"] < 1.0).any():
+            raise InputError("less than one piece", "pipeline times", "give 1 or more")
         p2p = np.asarray(p2p_s, dtype=np.float64)
         return Times(p2p_s=_shaped("p2p_s", p2p, (ranks, ranks)), **full)
 
