@@ -41,7 +41,7 @@ def pipelines(draw: st.DrawFn, whole_rounds: bool = False) -> tuple[np.ndarray, 
 
 
 @given(pipelines(), st.sampled_from([0.0, 0.05, 0.7]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_1f1b_is_exact_for_any_ranks_with_blocking_sends(
     case: tuple[np.ndarray, np.ndarray, int, int], p2p: float
 ) -> None:
@@ -51,7 +51,7 @@ def test_1f1b_is_exact_for_any_ranks_with_blocking_sends(
 
 
 @given(pipelines(), st.sampled_from([0.05, 0.7]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_1f1b_with_flying_messages(case: tuple[np.ndarray, np.ndarray, int, int], p2p: float) -> None:
     forward, backward, _, m = case
     closed, simulated = both("1f1b", forward, backward, 1, m, p2p, True)
@@ -59,7 +59,7 @@ def test_1f1b_with_flying_messages(case: tuple[np.ndarray, np.ndarray, int, int]
 
 
 @given(pipelines(), st.sampled_from([0.0, 0.05, 0.7]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_gpipe_and_layered_are_exact(
     case: tuple[np.ndarray, np.ndarray, int, int], p2p: float, overlap: bool
 ) -> None:
@@ -73,7 +73,7 @@ def test_gpipe_and_layered_are_exact(
     st.integers(1, 8), st.integers(2, 4), st.integers(1, 5), st.floats(0.02, 1), st.floats(0.02, 1),
     st.floats(0, 0.5), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_interleaved_is_exact_for_equal_ranks(
     pp: int, vp: int, rounds: int, forward: float, backward: float, message: float, overlap: bool
 ) -> None:
@@ -85,7 +85,7 @@ def test_interleaved_is_exact_for_equal_ranks(
 
 
 @given(st.integers(1, 8), st.integers(0, 9), st.floats(0.02, 1), st.floats(0.02, 1), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_zero_bubble_is_exact_for_equal_ranks(pp: int, more: int, f: float, b: float, w: float) -> None:
     m = pp + more
     closed, simulated = both("zero-bubble", np.full(pp, f), np.full(pp, b + w), 1, m, 0.0, True, w / (b + w))
@@ -94,14 +94,14 @@ def test_zero_bubble_is_exact_for_equal_ranks(pp: int, more: int, f: float, b: f
 
 
 @given(st.integers(1, 8), st.integers(1, 30), st.floats(0.02, 1), st.floats(0.02, 1), st.floats(0, 2))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_1f1b_with_flying_messages_is_exact_for_equal_ranks(pp: int, m: int, f: float, b: float, share: float) -> None:
     closed, simulated = both("1f1b", np.full(pp, f), np.full(pp, b), 1, m, share * min(f, b), True)
     assert closed == pytest.approx(simulated, rel=1e-9)
 
 
 @given(pipelines(), st.sampled_from([0.0, 0.1]), st.booleans(), st.floats(0.1, 0.9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_zero_bubble_is_a_lower_bound_for_uneven_ranks(
     case: tuple[np.ndarray, np.ndarray, int, int], p2p: float, overlap: bool, share: float
 ) -> None:

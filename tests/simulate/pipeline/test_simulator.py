@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> tuple[str, Times, int, bool, np.ndarray]:
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_steps_are_longest_paths(case: tuple[str, Times, int, bool, np.ndarray]) -> None:
     name, times, m, overlap, scale = case
     found = simulate(name, times, m, overlap_p2p=overlap, scale=scale)
