@@ -1,4 +1,4 @@
-"""The JSON that Foretell writes: its schemas, and text that any JSON reader takes."""
+"""The JSON that Foretell writes and reads: its schemas, and text that any JSON reader takes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ SCHEMAS: tuple[str, ...] = (
     "foretell.occupancy/1",
     "foretell.plan/1",
     "foretell.shapes/1",
+    "foretell.training-run/1",
 )
 
 

@@ -401,7 +401,7 @@ def _model(config: LLMConfig, plan: TrainingPlan) -> Iterator[str]:
     yield f"--max-position-embeddings {_positions(config, plan)}"
     yield f"--position-embedding-type {_EMBEDDINGS.get(config.positions, 'none')}"
     if config.positions == "rope" and config.rotary_dim not in (None, config.head_dim):
-        yield f"--rotary-percent {config.rotary_dim / config.head_dim!r}"  # type: ignore[operator]
+        yield f"--rotary-percent {config.rotary_dim / config.head_dim!r}"
     yield f"--normalization {'RMSNorm' if config.norm == 'rms' else 'LayerNorm'}"
     if config.qk_norm != "none":
         yield "--qk-layernorm"
