@@ -118,6 +118,7 @@ def test_the_layered_pipeline_of_a_model_is_one_layer_a_chunk(run: Run) -> None:
         (("--stages", ""), "no stages"),
         (("--stages", "1ms,,2ms"), "an empty time"),
         (("--stages", "1ms,2ms", "--pp", "3"), "2 times for 3 ranks"),
+        (("--stages", ",".join(["1ms"] * 5000)), "a pipeline of 5,000 ranks"),
         (("--stages", "1ms,2ms", "--forward", "1ms"), "give one of them"),
         (("--weights", "1s"), "weights_s is a part of backward_s"),
         (("--pp", "64", "--micro-batches", "1000000"), "take fewer micro-batches"),

@@ -184,7 +184,9 @@ def _given_times(texts: dict[str, str | None], pp: int | None) -> tuple[int, Cal
         parts = listed.split(",")
         if not all(part.strip() for part in parts):
             raise InputError("an empty time" if listed.strip() else "no stages", "--stages", "write e.g. 10ms,12ms")
-        each = [parse_time(part, "--stages") for part in parts[:_MOST_RANKS]]
+        if len(parts) > _MOST_RANKS:
+            raise InputError(f"a pipeline of {len(parts):,} ranks", "--stages", f"give 1 to {_MOST_RANKS:,}")
+        each = [parse_time(part, "--stages") for part in parts]
         if pp is not None and pp != len(parts):
             raise InputError(f"{len(parts)} times for {pp} ranks", "--stages", "give one for each, or leave --pp out")
     back = [seconds("--backward", 2 * value) for value in each]
