@@ -36,7 +36,7 @@ from foretell.accuracy.collectives import (
 )
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.collectives import rates as rates_module
-from foretell.simulate.collectives.algorithms.nvls import has_nvls
+from foretell.simulate.collectives.methods.nvls import has_nvls
 from foretell.simulate.collectives.rates import Curve, LinkRates, Protocol
 
 Floats = npt.NDArray[np.float64]
@@ -90,6 +90,7 @@ def network(ring: float, send: float, scale: float = 1.0, pairs: float | None = 
     }
 
 
+PCIE = ((6, 1.0, 2.0), (14, 2.5, 1.09), (8.4, 5.7, 1.0))
 #: What is known of links that no table here covers, and of latencies between nodes. One number each, and a source.
 STATED: dict[str, tuple[str, dict[str, Curve]]] = {
     "infiniband": (TUNING + "; a port reaches 97 %, of one message 85 %", network(1.03, 1.17)),
@@ -109,8 +110,12 @@ STATED: dict[str, tuple[str, dict[str, Curve]]] = {
     ),
     "ici-torus": ("assumed: nine tenths of the signalled rate", {"any": curve(1.1, (5, 1, 1.0))}),
     "pcie-4": (
-        TUNING + "; assumed: 70 % of the signalled rate between peers",
-        {"any": curve(1.4, (6, 1.0, 2.0), (14, 2.5, 1.09), (8.4, 5.7, 1.0))},
+        TUNING + "; assumed: 70 % of the signalled rate between peers; one way, see pcie-5",
+        {"any": curve(1.4, *PCIE), "bridged-ring": curve(1.3, *PCIE)},
+    ),
+    "pcie-5": (
+        TUNING + "; one way, 77 % of the signalled rate: vidur h100_pairwise_nvlink, four ranks, 64 MiB",
+        {"bridged-ring": curve(1.3, *PCIE)},
     ),
 }
 
@@ -461,7 +466,8 @@ def write(tables: Sequence[Timed], exchanges: Sequence[Exchanged]) -> None:
     for kind, curves in fit(tables).items():
         said = "fitted on " + ", ".join(sorted(sources[kind]))
         if kind in STATED:
-            said += "; latencies: " + STATED[kind][0].partition(";")[0]
+            said += "; stated: " + STATED[kind][0]
+            curves = {**STATED[kind][1], **curves}
         links[kind] = {"source": said, "curves": {name: as_entry(c) for name, c in sorted(curves.items())}}
     deepep = fit_exchanges(t for t in exchanges if t.source.startswith("aiconfigurator"))
     rounded = {

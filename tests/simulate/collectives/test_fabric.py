@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+import foretell.simulate.collectives
 from foretell.errors import InputError, UnknownNameError
 from foretell.hardware import cluster
 from foretell.simulate.collectives import KINDS, Fabric, algorithms, bus_factor, member
@@ -228,6 +229,7 @@ def test_registry():
     from foretell.simulate.collectives import algorithm
 
     assert {"ring", "tree", "nvls", "pairwise", "sharp", "hierarchical-2", "hierarchical-3"} <= set(algorithms())
+    assert callable(foretell.simulate.collectives.algorithms)  # no module of that name may hide it
     assert all(member(name).source and member(name).summary for name in algorithms())
     with pytest.raises(ForetellError, match="registered already"):
         algorithm("Ring", kinds=("all_reduce",), source="nobody")(member("ring").run)

@@ -80,7 +80,9 @@ def test_bridges_join_neighbours_only():
     for kind in ("all_reduce", "send_recv"):
         slow, fast = (fabric.time_s(kind, 1e9, size, stride) for fabric in (plain, bridged))
         assert fast[0] < slow[0] / 5  # 300 GB/s for 31.5
-        assert fast[1:].tolist() == slow[1:].tolist()
+        assert fast[1] == slow[1]
+        # A ring through both pairs uses each slot one way only.
+        assert slow[2] / 2 < fast[2] <= slow[2]
     assert bridged.to_dict()["bridge_kind"] == "nvlink-3-bridge"
     assert any("nvlink-3-nvswitch" in note for note in bridged.notes)
     with pytest.raises(InputError, match="takes no bridge"):

@@ -1,4 +1,4 @@
-"""The family of collective algorithms: one signature, one registry, one file each in `algorithms`.
+"""The family of collective algorithms: one signature, one registry, one file each in `methods`.
 
 An algorithm is told the kind of collective, the bytes, the groups and the links, all a row of an array, and answers
 with seconds; infinity where it cannot run.
@@ -84,7 +84,7 @@ def check_kind(kind: str) -> None:
 
 @cache
 def _discover() -> None:
-    package = importlib.import_module("foretell.simulate.collectives.algorithms")
+    package = importlib.import_module("foretell.simulate.collectives.methods")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.simulate.collectives.algorithms.tree import between_nodes
 from foretell.simulate.collectives.fabric import Fabric
 from foretell.simulate.collectives.family import Leg, algorithm, levels
 from foretell.simulate.collectives.groups import Floats, Groups
+from foretell.simulate.collectives.methods.tree import between_nodes
 
 SOURCE = "Klenk et al., An in-network architecture for accelerating shared-memory multiprocessor collectives, ISCA 2020"
 
