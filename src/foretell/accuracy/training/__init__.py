@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from foretell.accuracy.slices import data_folder
-from foretell.accuracy.training import calculon, llm_foundry, megatron_bridge, nemo, vtrain
+from foretell.accuracy.training import calculon, llama3, llm_foundry, megatron_bridge, nemo, vtrain
 from foretell.accuracy.training.row import LeftOut, Row
 from foretell.errors import unknown
 
@@ -25,6 +25,7 @@ SOURCES: Mapping[str, Callable[[Path], Sequence[Row | LeftOut]]] = MappingProxyT
         "vtrain-single": vtrain.read_single,
         "vtrain-multi": vtrain.read_multi,
         "llm-foundry": llm_foundry.read,
+        "llama-3": llama3.read,
         "nemo": nemo.read,
         "nemo-long": nemo.read_long,
         "megatron-bridge": megatron_bridge.read,

@@ -84,10 +84,12 @@ def sums(kernels: Kernels, t: PlanTable, device: Device, constants: Constants) -
         forward_kernels += there
         backward_kernels += 2.0 * there
     rate = bandwidth(device) * constants["stream_share"]
+    # Megatron-LM's streams are fused by hand; plain PyTorch modules move more.
+    plain = np.where(t.chosen("framework", "fsdp2"), constants["eager.fsdp2"], 1.0)
     for stream in kernels.streams:
         there = (np.asarray(stream.forward_bytes) > 0) & np.ones(rows, dtype=np.bool_)
-        ahead = stream.forward_bytes / rate + stream.kernels * gap * there
-        back = stream.backward_bytes / rate + stream.kernels * gap * there
+        ahead = plain * stream.forward_bytes / rate + stream.kernels * gap * there
+        back = plain * stream.backward_bytes / rate + stream.kernels * gap * there
         forward += ahead
         of_input += back
         core += ahead * stream.core

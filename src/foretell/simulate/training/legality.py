@@ -142,7 +142,7 @@ def _widths(config: LLMConfig) -> tuple[int, ...]:
     """Widths of the MLPs that tensor parallelism splits."""
     found = {config.intermediate} if any(not group.moe for group in config.groups) else set()
     if config.moe is not None:
-        found |= {config.moe.intermediate, config.moe.shared_intermediate} - {0}
+        found |= {config.moe.shared_intermediate} - {0}  # routed experts are whole on their rank
     return tuple(sorted(found))
 
 
@@ -152,6 +152,7 @@ def _multiple(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
         odd = np.full(len(plans), config.hidden % multiple != 0)
         for width in _widths(config):
             odd |= (width // plans["tp"]) % multiple != 0
+        odd |= config.moe is not None and config.moe.intermediate % multiple != 0
         result |= plans.chosen("precision", precision) & odd
     return result
 
