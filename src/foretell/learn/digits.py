@@ -118,18 +118,21 @@ def learn(
         warmup_epochs=warmup_epochs if workers > 1 else 0.0, milestones=(epochs * 0.5, epochs * 0.75, epochs * 0.9),
     )  # fmt: skip
     optimizer = LargeBatchSGD(decay_groups(model, weight_decay), rate, momentum=momentum)
-    for epoch in range(epochs):
-        for indices in torch.from_numpy(deal(len(data.labels), workers, per_worker, epoch=epoch, seed=seed)):
-            chosen = indices.flatten()
-            optimizer.zero_grad()
-            losses = functional.cross_entropy(model(data.images[chosen]), data.labels[chosen], reduction="none")
-            loss = global_loss(losses, batch)
-            torch.autograd.backward(loss)
-            if watch is not None:
-                watch(optimizer.steps, float(loss.detach()))
-            optimizer.step()
-            if not math.isfinite(float(loss.detach())):
-                break  # nothing will come of it
+    dealt = (
+        torch.from_numpy(indices.flatten())
+        for epoch in range(epochs)
+        for indices in deal(len(data.labels), workers, per_worker, epoch=epoch, seed=seed)
+    )
+    for chosen in dealt:
+        optimizer.zero_grad()
+        losses = functional.cross_entropy(model(data.images[chosen]), data.labels[chosen], reduction="none")
+        loss = global_loss(losses, batch)
+        torch.autograd.backward(loss)
+        if watch is not None:
+            watch(optimizer.steps, float(loss.detach()))
+        optimizer.step()
+        if not math.isfinite(float(loss.detach())):
+            break  # nothing will come of it
     model.eval()
     with torch.no_grad():
         found = model(data.test_images).argmax(1)

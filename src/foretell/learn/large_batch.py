@@ -183,9 +183,14 @@ class WorkerBatchNorm2d(nn.BatchNorm2d):
             return super().forward(input)
         if input.shape[0] % self.per_worker:
             raise InputError(f"a batch of {input.shape[0]}, and workers have {self.per_worker}", "WorkerBatchNorm2d")
-        first, *rest = torch.split(input, self.per_worker)
-        others = [functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps) for x in rest]
-        return torch.cat([super().forward(first), *others])
+        with torch.no_grad():
+            super().forward(input[: self.per_worker])  # for its running statistics
+        # Workers beside each other, as channels: each has means and deviations of its own.
+        workers = input.shape[0] // self.per_worker
+        apart = input.view(workers, self.per_worker, *input.shape[1:]).transpose(0, 1)
+        weight, bias = (None if p is None else p.repeat(workers) for p in (self.weight, self.bias))
+        normal = functional.batch_norm(apart.flatten(1, 2), None, None, weight, bias, True, 0.0, self.eps)
+        return normal.view(apart.shape).transpose(0, 1).reshape(input.shape)
 
 
 def per_worker_norms(module: nn.Module, per_worker: int) -> nn.Module:
