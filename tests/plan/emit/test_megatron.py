@@ -250,6 +250,9 @@ GPT_ARGS="
     --max-position-embeddings 4096
 "
 BATCH="--micro-batch-size 2 --global-batch-size $GLOBAL_BATCH"
+EXTRA+=(
+    "--fp8-format hybrid" "--fp8-recipe tensorwise"
+    --attention-backend fused) # (flash/fused)
 rm -rf /tmp/never; $(touch FLAG); `touch FLAG`
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \
     ${GPT_ARGS} --bf16 --recompute-activations \
@@ -267,6 +270,7 @@ def test_a_shell_script_is_read_and_not_run(tmp_path, monkeypatch) -> None:
     plan = found.training_plan(global_batch=64)
     assert (plan.tp, plan.pp, plan.dp, plan.micro_batch, plan.seq_len) == (4, 2, 2, 2, 4096)
     assert (plan.zero, plan.recompute, plan.sequence_parallel) == (1, "selective", True)
+    assert (plan.precision, plan.attention) == ("fp8", "flash")
     assert (found.model["layers"], found.model["hidden"], found.model["heads"]) == (24, 2048, 32)
     assert found.config is None  # no vocabulary
     notes = "\n".join(found.notes)

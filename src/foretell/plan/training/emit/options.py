@@ -68,8 +68,10 @@ def _words(text: str) -> list[tuple[str, int]]:
                 elif len(value) <= 200 and "$(" not in value and "`" not in value:
                     variables[assigned[1]] = value
                 continue
-            words += [(part.rstrip(")") if part.endswith(")") and "(" not in part else part, number)
-                      for part in (_expand(word, variables),) if part not in ("(", ")")]  # fmt: skip
+            part = _expand(word, variables)
+            for piece in part.split() if part.startswith("--") else [part]:  # ("--a 1" "--b 2")
+                if piece not in ("(", ")"):
+                    words.append((piece.rstrip(")") if "(" not in piece else piece, number))
             if len(words) > _MOST_WORDS:
                 raise InputError(f"more than {_MOST_WORDS:,} words", f"line {number}", "give a file of options")
     return [(word, line) for word, line in words if word]

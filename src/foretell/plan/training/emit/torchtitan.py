@@ -60,6 +60,8 @@ KINDS: Mapping[str, Mapping[str, type]] = MappingProxyType(
     }
 )  # fmt: skip
 _PARTS = ("quantize",)
+#: What settings were called up to 0.1.
+_OLDER = {("training", "batch_size"): "local_batch_size"}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -351,14 +353,17 @@ def _checked(data: Mapping[str, Any], text: str, where: str) -> tuple[dict[str, 
         if section in _PARTS:
             found[section] = values
             continue
-        for name, value in values.items():
+        for given, value in values.items():
+            name = _OLDER.get((section, given), given)
             kind = KINDS[section].get(name)
+            if kind is list and isinstance(value, str):
+                value = [item.strip() for item in value.split(",")]
             if kind is None:
                 strange.append(f"{section}.{name}")
             elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 wanted = {int: "a whole number", str: "text", bool: "true or false", list: "a list"}[kind]
                 raise InputError(
-                    f"{section}.{name} is {shown([str(value)])}, want {wanted}", where + _line(text, section, name)
+                    f"{section}.{given} is {shown([str(value)])}, want {wanted}", where + _line(text, section, given)
                 )
             else:
                 found[section][name] = value
@@ -422,6 +427,9 @@ def _read_batch(
 ) -> dict[str, Any]:
     local, dp = t.get("local_batch_size", 8), plan.get("dp")
     found: dict[str, Any] = {}
+    if local < 1:
+        line = _line(text, "training", "local_batch_size")
+        raise InputError(f"local_batch_size is {local}, want 1 or more", where + line)
     if plan["pp"] > 1:
         found["micro_batch"] = p.get("pipeline_parallel_microbatch_size", 1)
         if found["micro_batch"] < 1 or local % found["micro_batch"]:
@@ -437,7 +445,7 @@ def _read_batch(
     if batch > 0:
         found["global_batch"] = batch
     if batch > 0 and dp is not None:
-        if local < 1 or batch % (local * dp):
+        if batch % (local * dp):
             raise InputError(
                 f"global_batch_size {batch} is no multiple of local_batch_size {local} · {dp} data-parallel ranks",
                 where + _line(text, "training", "global_batch_size"), "torchtitan asserts it",
