@@ -108,6 +108,18 @@ def fit(every: Sequence[Row], stages: Iterable[str] = tuple(STAGES), start: Cons
     return found
 
 
+def fit_without(left: Sequence[Row], every: Sequence[Row]) -> Constants:
+    """Constants fitted without some rows: stages that these are in start anew, the others are as shipped."""
+    gone = {id(row) for row in left}
+    kept = [row for row in every if id(row) not in gone]
+    found = constants()
+    for stage, names in STAGES.items():
+        if stage_rows(stage, left):
+            anew = Constants(found.calibration.replace({name: START[name] for name in names}))
+            found = fit(kept, [stage], anew)
+    return found
+
+
 def _fit(names: Sequence[str], chosen: Sequence[Row], weights: np.ndarray, start: Constants) -> Constants:
     measured = np.log([row.step_s for row in chosen])
     first = np.log([start[name] for name in names])
@@ -170,15 +182,15 @@ def main() -> None:
     given = parser.parse_args()
     every = [row for source in SOURCES for row in rows(source, given.data)]
     for source in given.leave:
-        using = fit([row for row in every if row.source != source])
+        using = fit_without([row for row in every if row.source == source], every)
         for label, chosen in groups([row for row in every if row.source == source]).items():
             if chosen:
                 print(told(f"without its source: {label}", errors_of(chosen, using)), flush=True)
     for source in given.leave_families:
         held: dict[str, list[float]] = {}
         for family in sorted({row.family for row in every if row.source == source}):
-            using = fit([row for row in every if (row.source, row.family) != (source, family)])
             mine = [row for row in every if (row.source, row.family) == (source, family)]
+            using = fit_without(mine, every)
             for label, chosen in groups(mine).items():
                 if chosen:
                     held.setdefault(label, []).extend(errors_of(chosen, using).tolist())

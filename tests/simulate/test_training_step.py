@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.hardware import Cluster, cluster
+from foretell.simulate.pipeline import simulate
 from foretell.simulate.training import PlanTable, TrainingPlan
-from foretell.simulate.training.step import PARTS, step, steps
+from foretell.simulate.training.step import PARTS, stage_times, step, steps
 from foretell.workload import llm
 
 LLAMA = llm.config("llama-3-8b")
@@ -143,3 +144,17 @@ def test_packed_documents_attend_less() -> None:
     packed = step(LLAMA, TrainingPlan(8, 8192, dp=8, document_len=256), NODE)
     assert packed.flops_per_device[0] < whole.flops_per_device[0]
     assert packed.time_s[0] < whole.time_s[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"first_layers": 5, "last_layers": 7}, {"schedule": "gpipe"}, {"schedule": "zero-bubble"},
+     {"vp": 4, "schedule": "interleaved"}, {"recompute": "full"}, {"tp": 2, "dp": 1}],
+)  # fmt: skip
+def test_a_pipeline_takes_what_its_simulation_takes(changes: dict[str, object]) -> None:
+    plan = TrainingPlan(**{"global_batch": 32, "seq_len": 4096, "pp": 4, "dp": 2, "overlap_p2p": False, **changes})  # type: ignore[arg-type]
+    simulated = simulate(plan.schedule, stage_times(LLAMA, plan, NODE), plan.micro_batches, overlap_p2p=False).step_s
+    parts = step(LLAMA, plan, NODE).parts()
+    # Beyond the pipeline: exchange of gradients, the update, and what the host does for each micro-batch and step.
+    closed = sum(parts[name] for name in ("compute_s", "recompute_s", "tp_s", "pp_s", "bubble_s"))
+    assert closed == pytest.approx(simulated, rel=1e-3)

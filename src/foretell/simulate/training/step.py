@@ -23,6 +23,7 @@ from foretell.hardware.cluster import Cluster
 from foretell.hardware.device import Device
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.collectives.experts import exchange_s
+from foretell.simulate.pipeline import closed
 from foretell.simulate.pipeline.times import Times
 from foretell.simulate.training.constants import Constants, constants
 from foretell.simulate.training.kernels import FORMATS, arithmetic, sums
@@ -280,20 +281,23 @@ class _Steps:
         first, last, loss = self._ends()
         everything = sum((layers[key] for key in _LAYER_PARTS), start=np.zeros_like(layers["compute"]))
         parts = {key: np.zeros(rows) for key in (*_LAYER_PARTS, "hidden")}
-        total, spread, filler = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        total, slowest_rank = np.zeros(rows), np.zeros(rows, dtype=np.int64)
+        ways = np.zeros((3, rows, int(t["pp"].max(initial=1))))  # forward, backward and its gradients of weights
         keys = np.stack([t["pp"], t["vp"], t["first_layers"], t["last_layers"]], axis=1)
         combinations, inverse = np.unique(keys, axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
         for index, (pp, vp, n_first, n_last) in enumerate(combinations):
             here = np.flatnonzero(inverse == index)
             counts = layers_of(self.config, int(pp), int(vp), int(n_first), int(n_last)).sum(axis=1).astype(np.float64)
-            ranks = counts @ everything[:, :, here].sum(axis=0)  # (pp, rows)
-            ranks[0] += first[:, here].sum(axis=0)
-            ranks[-1] += last[:, here].sum(axis=0) + loss[here]
-            slowest = np.argmax(ranks, axis=0)
-            total[here] = ranks[slowest, np.arange(len(here))]
-            spread[here] = ranks.sum(axis=0)
-            filler[here] = (counts @ layers["weights"][1][:, here]).sum(axis=0)
+            ranks = counts @ everything[:, :, here]  # (2, pp, rows)
+            ranks[:, 0] += first[:, here]
+            ranks[:, -1] += last[:, here]
+            ranks[1, -1] += loss[here]
+            slowest = np.argmax(ranks.sum(axis=0), axis=0)
+            total[here] = ranks.sum(axis=0)[slowest, np.arange(len(here))]
+            slowest_rank[here] = slowest
+            ways[:2, here, : int(pp)] = ranks.transpose(0, 2, 1)
+            ways[2, here, : int(pp)] = (counts @ layers["weights"][1][:, here]).T
             on_slowest = counts[slowest].T  # (groups, rows)
             for key, column in parts.items():
                 column[here] = (on_slowest * layers[key][:, :, here].sum(axis=0)).sum(axis=0)
@@ -301,7 +305,7 @@ class _Steps:
             parts["compute"][here] += last[:, here].sum(axis=0) * (slowest == pp - 1)
             parts["tp"][here] += loss[here] * (slowest == pp - 1)
         per_micro = self._host("micro_batch_s", t)
-        exposed_pp, hidden_pp = self._point_to_point(m)
+        exposed_pp, hidden_pp, bubble = self._pipeline(m, total, slowest_rank, ways)
         exposed_dp, hidden_dp = self._data_parallel(total)
         flops, peak = self._flops()
         return StepTable(
@@ -313,7 +317,7 @@ class _Steps:
             ep_s=m * parts["ep"],
             pp_s=exposed_pp,
             dp_s=m * parts["dp"] + exposed_dp,
-            bubble_s=self._bubble(total, spread, filler),
+            bubble_s=bubble,
             optimizer_s=self._update(),
             hidden_s=m * parts["hidden"] + hidden_pp + hidden_dp,
             flops_per_device=flops,
@@ -347,19 +351,6 @@ class _Steps:
         mine = np.maximum(1.0, self.config.layers / t["pp"])
         return np.where(t["recompute_layers"] > 0, np.minimum(1.0, t["recompute_layers"] / mine), 1.0)
 
-    def _bubble(self, slowest: Floats, spread: Floats, filler: Floats) -> Floats:
-        """What the slowest rank waits for others: filling and draining the pipeline.
-
-        `filler` are gradients of weights of all ranks, which zero-bubble schedules (ZB-H1) put there: twice, while
-        gradients of inputs drain (Qi et al., arXiv 2401.10241, table 2).
-        """
-        t = self.t
-        idle = spread - slowest
-        chunks = np.where(t.chosen("schedule", "layered"), np.maximum(1.0, self.config.layers / t["pp"]), t["vp"])
-        idle = idle / np.where(t["pp"] > 1, chunks, 1.0)
-        moved = 2.0 * filler * (t["pp"] - 1.0) / t["pp"]
-        return np.where(t.chosen("schedule", "zero-bubble"), np.maximum(0.0, idle - moved), idle)
-
     def _message(self) -> Floats:
         """Seconds of sending a micro-batch's activations to the next rank of the pipeline."""
         t = self.t
@@ -367,12 +358,21 @@ class _Steps:
         one = self.fabric.time_s("send_recv", nbytes, t["pp"], t["tp"] * t["cp"] * t["dp"])
         return np.where(t["pp"] > 1, one, 0.0)
 
-    def _point_to_point(self, m: Floats) -> tuple[Floats, Floats]:
+    def _pipeline(self, m: Floats, slowest: Floats, rank: Ints, ways: Floats) -> tuple[Floats, Floats, Floats]:
+        """Seconds that the slowest rank waits for its messages, that messages take beside its work, and that it waits
+        for other ranks."""
         t, one = self.t, self._message()
-        overlapped = t.flag("overlap_p2p") & (t["vp"] > 1)
-        each = 2.0 * one * t["vp"]
-        filling = 2.0 * (t["pp"] - 1.0) * one
-        return np.where(overlapped, 0.0, m * each) + filling, np.where(overlapped, m * each, 0.0)
+        chunks = np.where(t.chosen("schedule", "layered"), np.maximum(1, self.config.layers // t["pp"]), t["vp"])
+        beside = t.flag("overlap_p2p") & (t["vp"] > 1)  # without chunks there is nothing to do meanwhile
+        forward, backward, weights = ways
+        whole = closed.step_time(
+            t["schedule"], t["pp"], chunks, t.micro_batches, forward, backward, weights_s=weights, p2p_s=one,
+            overlap_p2p=beside,
+        )  # fmt: skip
+        waits = np.maximum(0.0, whole - m * slowest)
+        sent = m * one * ((rank > 0) + (rank < t["pp"] - 1.0) + 2.0 * (chunks - 1.0)) * (t["pp"] > 1)
+        exposed = np.minimum(waits, np.where(beside, 2.0 * (t["pp"] - 1.0) * one, sent))
+        return exposed, np.where(beside, sent, 0.0), waits - exposed
 
     def _rank_elements(self, group: LayerGroup | None) -> tuple[Floats, Floats]:
         """Elements of dense and expert weights of a layer on each device before sharding (None: embedding, head)."""
