@@ -136,6 +136,14 @@ def test_how_near_interleaved_and_zero_bubble_are_for_uneven_ranks() -> None:
     assert np.abs(_near("zero-bubble", 0.5, 0.1, False)).max() > 1e-3  # so that the above can fail
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_path_may_go_round_once_the_last_rank_is_busy(mirrored: bool) -> None:
+    """The slowest rank comes first, and the last one is nearly as slow: the longest path begins on the last."""
+    down, up = np.array([1.4, 1.0, 0.7, 1.4]), np.array([2.8, 1.3, 1.4, 2.3])
+    closed, simulated = both("interleaved", *((up, down) if mirrored else (down, up)), 2, 12, 0.0, True)
+    assert closed == pytest.approx(simulated, rel=1e-12)
+
+
 def test_many_rows_at_once_are_each_as_one() -> None:
     random = np.random.default_rng(3)
     count = 300

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from foretell.errors import InputError, UnknownNameError
 from foretell.simulate.pipeline import REGISTRY, Task, Times, in_flight, named, simulate
+from foretell.simulate.pipeline.simulator import peak
 
 NAMES = tuple(REGISTRY) if named("1f1b") else ()
 
@@ -145,6 +146,17 @@ def test_1f1b_of_two_ranks_by_hand() -> None:
     assert blocking.send_s.tolist() == [1.0, 1.0]
     assert blocking.start_s[blocking.kind < 3].tolist() == [0.0, 1.5, 5.0, 8.5, 1.5, 2.5, 5.0, 6.0]
     assert blocking.step_s == 10.5
+
+
+def test_what_is_held_by_hand() -> None:
+    """Held from the beginning of F to the end of B; of two peaks alike the first counts, by weight if one is given."""
+    counters = simulate("1f1b", Times.of(1.0, 2.0, pp=2), 2).timeline().counters
+    assert counters[0].time_s.tolist() == [0.0, 1.0, 6.0, 9.0]  # F0, F1, end of B0 and of B1
+    assert counters[0].value.tolist() == [1.0, 2.0, 1.0, 0.0]
+    assert counters[1].time_s.tolist() == [1.0, 4.0, 4.0, 7.0]
+    turns = (tuple(Task(kind, chunk, 0) for chunk in (0, 1) for kind in "FB"),)
+    assert peak(turns, 2, "B").tolist() == [[1, 0]]
+    assert peak(turns, 2, "B", [[1.0, 2.0]]).tolist() == [[0, 1]]
 
 
 def test_no_pipeline_sends_nothing() -> None:
