@@ -18,7 +18,7 @@ from foretell.hardware import cluster
 from foretell.plan.training.emit import read
 from foretell.plan.training.search import search
 from foretell.report import schema
-from foretell.simulate.training import TrainingPlan
+from foretell.simulate.training import CHOICES, TrainingPlan
 from foretell.simulate.training.legality import explain
 from foretell.workload import llm
 
@@ -78,7 +78,8 @@ def test_json_is_what_the_search_found(run: Run, expected: Any) -> None:
 def test_the_schema_has_the_settings_and_names_of_the_code() -> None:
     plan = schema("foretell.plan/1")["properties"]["best"]["items"]["properties"]["plan"]["properties"]
     assert list(plan) == list(TrainingPlan(1, 1).to_dict())
-    assert plan["schedule"]["enum"] == ["1f1b", "gpipe", "interleaved", "zero-bubble", "layered"]
+    for name, choices in CHOICES.items():
+        assert tuple(plan[name]["enum"]) == choices
 
 
 def test_pins_and_ranges(run: Run) -> None:
@@ -173,7 +174,9 @@ def test_html_escapes_and_loads_nothing(run: Run, tmp_path: Path) -> None:
         (("--import", "/no/such/file"), "no such file"),
         (("--global-batch", "0"), "global_batch is 0"),
         (("--nodes", "3"), "3 machines"),
-        (("--on", "2x dgx-h100 + 2x v100-sxm2-16gb over ib-edr"), "machines of several kinds"),
+        (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--json"), "--json: is for machines of one kind"),
+        (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--objective", "cost"), "is for machines of one kind"),
+        (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--vp", "2"), "vp cannot be pinned on machines of several"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_said_in_a_line_and_exits_with_2(
@@ -203,6 +206,17 @@ def test_what_fits_nowhere_exits_with_3(run: Run, failed: Callable[[Any], str]) 
     line = failed(result)
     assert re.search(r"needs [\d,.]+ GiB a device and has 71\.7 GiB \(90% of h100-sxm\); [\d.]+ GiB are missing", line)
     assert re.search(r"it would fit with .*\d+ machines of dgx-h100", line)
+
+
+def test_machines_of_several_kinds_share_the_work(run: Run) -> None:
+    on = "2x dgx-h100 + 2x dgx-a100 over ib-hdr"
+    result = run("plan", "train", "llm:llama-3-8b", "--on", on, *ASKED[5:], "--tp", "2", "--mbs", "1", "--tokens", "1B")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "1. uneven" in result.stdout
+    assert "2x dgx-h100:" in result.stdout
+    assert "2x dgx-a100:" in result.stdout
+    assert "The step is that of the slowest kind" in result.stdout
 
 
 def test_help_names_every_setting(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 SHAPES = "What is captured"
 _TRAINING = "Training"
 HOW = "How it runs"
+MANY = "Training on many devices"
 
 Workload = Annotated[
     str,
@@ -23,6 +25,12 @@ Workload = Annotated[
     ),
 ]
 On = Annotated[str, typer.Option("--on", metavar="DEVICE[,DEVICE…]", help="Devices; see foretell devices.")]
+OnMany = Annotated[
+    str,
+    typer.Option(
+        "--on", metavar="DEVICE[,DEVICE…]", help="Devices; see foretell devices. Or a cluster: '16x dgx-h100'."
+    ),
+]
 OneDevice = Annotated[str, typer.Option("--on", metavar="DEVICE", help="A device; see foretell devices.")]
 
 Batch = Annotated[
@@ -92,6 +100,16 @@ Precision = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+PrecisionMany = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="fp32 (the default), tf32, amp, amp_bf16, bf16 or fp16; on many devices bf16 (the default), fp16, fp8, "
+        "mxfp8 or nvfp4.",
+        rich_help_panel=HOW,
+    ),
+]
 Quantize = Annotated[
     str | None,
     typer.Option(
@@ -130,6 +148,63 @@ Calibration = Annotated[
     ),
 ]
 
+
+
+def _count(name: str, what: str, metavar: str = "N") -> Any:
+    """A number of training on many devices."""
+    return Annotated[int | None, typer.Option(name, metavar=metavar, help=what, rich_help_panel=MANY)]
+
+
+def _word(name: str, what: str, metavar: str = "NAME") -> Any:
+    """A word of training on many devices."""
+    return Annotated[str | None, typer.Option(name, metavar=metavar, help=what, rich_help_panel=MANY)]
+
+
+GlobalBatch = _count("--global-batch", "Sequences of a step.")
+Tp = _count("--tp", "Tensor-parallel ranks (1).")
+Pp = _count("--pp", "Pipeline stages (1).")
+Dp = _count("--dp", "Data-parallel ranks (the devices that are left).")
+Cp = _count("--cp", "Context-parallel ranks (1).")
+Ep = _count("--ep", "Expert-parallel ranks, of those of tp, cp and dp (1).")
+Vp = _count("--vp", "Chunks of layers on each stage (1).")
+Mbs = _count("--mbs", "Sequences of a micro-batch (1).")
+Zero = _count("--zero", "ZeRO stage, 0 to 3 (1; fsdp2: 3).")
+Shard = _count("--shard", "Ranks that share one copy, HSDP (all).")
+Recompute = _word("--recompute", "none, selective, full, or N layers a stage (none).", "WHAT")
+Framework = _word("--framework", "megatron (the default), fsdp2 or deepspeed.")
+Schedule = _word("--schedule", "1f1b (the default), interleaved (with --vp), zero-bubble or gpipe.")
+FirstLayers = _count("--first-layers", "Layers of the first stage.")
+LastLayers = _count("--last-layers", "Layers of the last stage.")
+AttentionKernels = _word("--attention", "flash (the default), flash2 or unfused.")
+ContextScheme = _word("--context-scheme", "ring (the default), a2a or allgather.")
+Dispatcher = _word("--dispatcher", "alltoall (the default), allgather or deepep.")
+Overlap = _word("--overlap", "tp, ep or tp,ep: communication beside compute.")
+NoSp = Annotated[
+    bool, typer.Option("--no-sp", help="No sequence parallelism with tp.", rich_help_panel=MANY)
+]
+CudaGraph = Annotated[
+    bool, typer.Option("--cuda-graph", help="Layers are replayed from CUDA graphs.", rich_help_panel=MANY)
+]
+DocumentLen = _count("--document-len", "Mean tokens of documents packed into a sequence.")
+FullFlops = Annotated[
+    bool, typer.Option("--full-flops", help="MFU counts attention in full: 6N + 12LhT.", rich_help_panel=MANY)
+]
+CausalFlops = Annotated[
+    bool, typer.Option("--causal-flops", help="MFU counts its causal half (the default).", rich_help_panel=MANY)
+]
+Tokens = _word("--tokens", "Tokens of the whole run, e.g. 15T: days and dollars.", "N")
+CalibrateFrom = Annotated[
+    Path | None,
+    typer.Option("--calibrate-from", metavar="FILE", help="Runs that you timed (JSON).", rich_help_panel=MANY),
+]
+
+#: The parameters of a command that are about training on many devices.
+TRAINING_AT_SCALE = (
+    *("global_batch", "tp", "pp", "dp", "cp", "ep", "vp", "mbs", "zero", "shard", "recompute", "framework", "schedule"),
+    *("first_layers", "last_layers", "attention", "context_scheme", "dispatcher", "overlap", "no_sp"),
+    *("cuda_graph", "document_len", "full_flops", "causal_flops", "tokens", "calibrate_from"),
+)
+
 Html = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", help="Also write a report to look at: one HTML file.", show_default=False),
@@ -159,10 +234,32 @@ def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name in _CAPTURE if (value := parameters[name]) or not isinstance(value, unset)}
 
 
+def tokens(text: str) -> float:
+    """A number of tokens such as ``15T``."""
+    from foretell.errors import InputError
+
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmbgt]?)\s*", text, re.ASCII | re.IGNORECASE)
+    scale = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+    value = float(match[1]) * scale[match[2].lower()] if match else 0.0
+    if not 0 < value <= 1e18:
+        raise InputError(f"{text[:40]!r} is no number of tokens", "--tokens", "give e.g. 15T, 300B or 2e9 as 2B")
+    return value
+
+
+def given(context: typer.Context) -> list[str]:
+    """Names of the parameters that the user set."""
+    found = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP"):
+            found.append(str(parameter.name))
+    return found
+
+
 def command_line(context: typer.Context) -> str:
     """The command as it was given, for a shell: what was left to its default stays out."""
     words = ["foretell"]
-    chain = [context]
+    chain: list[Any] = [context]
     while chain[0].parent is not None:
         chain.insert(0, chain[0].parent)
     for each in chain:

@@ -78,7 +78,7 @@ def train(
     ] = None,
     attention: Annotated[
         str | None,
-        typer.Option("--attention", metavar="NAME", help="flash (the default) or unfused.", show_default=False,
+        typer.Option("--attention", metavar="NAME", help="flash (the default), flash2 or unfused.", show_default=False,
                      rich_help_panel=_HOW),
     ] = None,
     lora: Annotated[
@@ -98,7 +98,7 @@ def train(
     cp: Annotated[str | None, _pin("cp", "Context-parallel ranks.")] = None,
     dp: Annotated[str | None, _pin("dp", "Data-parallel ranks.")] = None,
     pp: Annotated[str | None, _pin("pp", "Pipeline stages.")] = None,
-    ep: Annotated[str | None, _pin("ep", "Expert-parallel ranks, of those of dp and cp.")] = None,
+    ep: Annotated[str | None, _pin("ep", "Expert-parallel ranks, of those of tp, cp and dp.")] = None,
     vp: Annotated[str | None, _pin("vp", "Chunks of layers on each pipeline rank.")] = None,
     mbs: Annotated[str | None, _pin("mbs", "Sequences of a micro-batch.")] = None,
     zero: Annotated[str | None, _pin("zero", "ZeRO stages, 0 to 3.")] = None,
@@ -184,6 +184,24 @@ def train(
             raise InputError("is needed", option, f"give {option} N")
     shared_names = ("precision", "attention", "lora_rank", "document_len", "cuda_graph", "grad_dtype", "state_dtype")
     settings: dict[str, Any] = {name: values[name] for name in shared_names if name in values}
+    kinds = {node.name for _, node in cluster.groups}
+    if len(kinds) > 1:
+        only = {"--emit": emit, "--json": json, "--html": html, "--out": out, "--import": start, "--nodes": nodes}
+        for option, value in only.items():
+            if value:
+                raise InputError("is for machines of one kind", option, "leave it out, or plan each kind by itself")
+        if objective != "time":
+            raise InputError("is for machines of one kind", f"--objective {objective}", "take time")
+        from foretell.plan.training.uneven import search_uneven
+
+        with progress("Sharing out the work"):
+            shared_out = search_uneven(
+                config, cluster,
+                global_batch=values["global_batch"], seq_len=values["seq_len"], framework=values["framework"],
+                max_memory=_share(max_memory), top=top, settings=settings, pinned=pinned,
+            )  # fmt: skip
+        show(report.uneven_view(config, cluster, shared_out, None if tokens is None else _tokens(tokens)))
+        return
     with progress("Searching") as update:
         found = search(
             config, cluster,

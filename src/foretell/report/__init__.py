@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
     from foretell.report.kv import kv_table, kv_view
     from foretell.report.ledger import claims_in_full, claims_table
-    from foretell.report.training import plan_card, ranking_view
+    from foretell.report.training import plan_card, ranking_view, uneven_view
 
 __all__ = [
     "COMPARE_SORT",
@@ -44,6 +44,7 @@ __all__ = [
     "ranking_view",
     "schema",
     "sorted_estimates",
+    "uneven_view",
     "write_table",
 ]
 
@@ -57,7 +58,7 @@ _NAMES = {
     "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),
     "kv": ("kv_table", "kv_view"),
     "ledger": ("claims_in_full", "claims_table"),
-    "training": ("plan_card", "ranking_view"),
+    "training": ("plan_card", "ranking_view", "uneven_view"),
     "documents": ("SCHEMAS", "json_text", "schema"),
 }
 _HOMES = {name: f"foretell.report.{module}" for module, names in _NAMES.items() for name in names}

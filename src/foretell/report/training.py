@@ -12,6 +12,7 @@ from rich.text import Text
 from foretell.hardware.cluster import Cluster
 from foretell.plan.training.rows import energy, hourly_price
 from foretell.plan.training.search import Candidate, Ranking
+from foretell.plan.training.uneven import Uneven
 from foretell.plan.training.why import NAMES
 from foretell.report.text import UNKNOWN, Bar, Flow, Framed, add_row, count, rate, share
 from foretell.simulate.training.memory import PARTS as MEMORY_PARTS
@@ -23,7 +24,8 @@ from foretell.units import format_bytes, format_count, format_energy, format_mon
 from foretell.workload.llm.config import LLMConfig
 
 __all__ = [
-    "columns_of", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "worth_showing",
+    "columns_of", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "uneven_view",
+    "worth_showing",
 ]  # fmt: skip
 
 _FRONT = 10  # rows of the front that are shown
@@ -210,6 +212,38 @@ def run_text(one: Candidate, tokens: float) -> RenderableType:
     )
 
 
+def uneven_view(config: LLMConfig, cluster: Cluster, found: Sequence[Uneven], tokens: float | None) -> RenderableType:
+    """Ways to share a model among machines of several kinds: what each kind gets, and how long it takes for it."""
+    plan = found[0].plan
+    lines: list[RenderableType] = [
+        Text(f"training llm:{config.name} on {cluster.name}", style="bold"),
+        Flow(
+            f"{format_count(config.parameters)} parameters", count(cluster.device_count, "device"),
+            f"{plan.global_batch:,} sequences of {plan.seq_len:,} tokens a step", plan.precision, plan.framework,
+        ),
+        Text(""),
+    ]  # fmt: skip
+    for i, one in enumerate(found, 1):
+        run = None if tokens is None else one.time_s * tokens / one.plan.tokens
+        cost = None if one.cost_usd is None else one.cost_usd * (1.0 if tokens is None else tokens / one.plan.tokens)
+        head = Flow(
+            Text(f"{i}. uneven {one.by}", style="bold"), label(one.plan), f"{format_time(one.time_s)} a step",
+            f"{rate(one.tokens_per_s / one.plan.devices)} tok/s a GPU",
+            None if run is None else format_time(run), None if cost is None else money(cost),
+        )  # fmt: skip
+        lines.append(head)
+        unit, part = ("stage", "layer") if one.by == "stages" else ("replica", "micro-batch")
+        for kind in one.kinds:
+            parts = f"{part}es" if part.endswith("ch") else f"{part}s"
+            lines.append(Padding(Flow(
+                f"{kind.machines}x {kind.name}: {count(kind.units, unit)} of up to {kind.each} {parts}",
+                f"{kind.total} together", format_time(kind.time_s), format_bytes(kind.memory_bytes),
+            ), (0, 0, 0, 3)))  # fmt: skip
+    note = ("The step is that of the slowest kind, taken as if every stage or replica were like its own; embedding, "
+            "loss and the first stage's micro-batches count for every kind.")  # fmt: skip
+    return Group(*lines, Text(""), Text(note, style="dim"))
+
+
 def plan_card(
     config: LLMConfig,
     plan: TrainingPlan,
@@ -219,10 +253,13 @@ def plan_card(
     *,
     tokens: float | None = None,
     notes: Sequence[str] = (),
+    interval: str = "",
+    counted: str = "",
 ) -> RenderableType:
     """The whole of one plan: degrees, step time with its parts as bars, rates, memory by part and stage, a run's cost.
 
-    `step` is a table of this one plan, `memory` has a row for each rank of the pipeline (`memory.by_rank`).
+    `step` is a table of this one plan, `memory` has a row for each rank of the pipeline (`memory.by_rank`). `interval`
+    and what the MFU has `counted` are said in words beside the figures.
     """
     one = step.take([0])
     time_s = float(one.time_s[0])
@@ -239,7 +276,8 @@ def plan_card(
     add("Plan", Flow(*_degrees(plan), separator=" · "), Flow(*_settings(plan)))
     gap()
     tokens_per_s = plan.tokens / time_s
-    add("Step", Text(format_time(time_s), style="bold"), _parts(one))
+    said = [Text(interval, style="dim")] if interval else []
+    add("Step", Text(format_time(time_s), style="bold"), *said, _parts(one))
     exposed, hidden = float(one.exposed_s[0]), float(one.hidden_s[0])
     add(
         "Network",
@@ -249,7 +287,7 @@ def plan_card(
     add(
         "Rate",
         Flow(f"{rate(tokens_per_s)} tokens/s", f"{rate(tokens_per_s / plan.devices)} tokens/s a GPU",
-             f"MFU {share(float(one.mfu[0]))}"),
+             f"MFU {share(float(one.mfu[0]))}" + (f" ({counted})" if counted else "")),
     )  # fmt: skip
     gap()
     add("Memory", *_memory(config, plan, memory))

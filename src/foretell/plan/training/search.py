@@ -203,9 +203,11 @@ def search(
         raise unknown("objective", objective, OBJECTIVES)
     if not 0 < max_memory <= 1:
         raise InputError(f"a share of {max_memory:g} of the memory", "--max-memory", "give 1% to 100%, e.g. 90%")
-    if not cluster.homogeneous or len(cluster.groups) > 1:
+    if len({node.name for _, node in cluster.groups}) > 1:
         alone = " and ".join(f"--on '{count}x {node.name}'" for count, node in cluster.groups)
         raise InputError("machines of several kinds", f"cluster {cluster.name!r}", f"plan each by itself: {alone}")
+    if len(cluster.groups) > 1:  # of one kind after all
+        cluster = Cluster(cluster.name, ((cluster.node_count, cluster.groups[0][1]),), cluster.network)
     base = TrainingPlan(global_batch=global_batch, seq_len=seq_len, framework=framework, **(settings or {}))
     tried = tuple(nodes) or ((cluster.node_count,) if objective == "time" else sizes_of(cluster))
     pins = {name: tuple(values) for name, values in (pinned or {}).items()}

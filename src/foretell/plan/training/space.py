@@ -164,7 +164,7 @@ class Space:
             split = self.base.global_batch % columns["dp"] == 0
             columns = _kept(columns, np.asarray(whole & split))
             wrong = illegal(self.config, self._table(columns), cluster, rules).any(axis=0)
-            columns = _kept(columns, ~wrong)
+            columns = _kept(columns, np.asarray(~wrong))
         return columns | {"nodes": np.full(len(columns["tp"]), nodes, dtype=np.int64)}
 
     def _table(self, columns: Mapping[str, Ints]) -> PlanTable:
@@ -241,7 +241,7 @@ class Space:
 
     def _recompute(self, made: dict[str, Ints]) -> dict[str, Ints]:
         index = CHOICES["recompute"].index
-        ways = self._among("recompute", ("none", "full") if self.base.attention == "flash" else CHOICES["recompute"])
+        ways = self._among("recompute", CHOICES["recompute"] if self.base.attention == "unfused" else ("none", "full"))
         if "recompute_layers" in self.pinned:
             pairs = [(index(way), int(count)) for way in ways for count in self.pinned["recompute_layers"]]
             return _cross(made, {
