@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -140,12 +141,39 @@ def _products(
     stacked = np.stack(columns)  # (products · 3, 7, rows)
     flat = stacked.transpose(0, 2, 1).reshape(-1, 7)
     distinct, inverse = np.unique(flat, axis=0, return_inverse=True)
-    seconds = _times(distinct, device, constants)[inverse.reshape(-1)].reshape(len(products), 3, len(t))
+    seconds = (_alone(distinct, device) / _efficiency(distinct, device, constants))[inverse.reshape(-1)]
+    seconds = seconds.reshape(len(products), 3, len(t))
     return [(one[0], one[1], one[2]) for one in seconds]
 
 
-def _times(rows: Floats, device: Device, constants: Constants) -> Floats:
-    """Seconds of products (rows of batch, m, n, k, precision, low, grows); 0 where there is none."""
+def _efficiency(rows: Floats, device: Device, constants: Constants) -> Floats:
+    """What training reaches of the speed of each of these products alone."""
+    narrow = {name: matrix_rate(device, FORMATS[name][0]).runs_as in ("fp8", "fp4") for name in CHOICES["precision"]}
+    each = np.array(
+        [[constants.efficiency(name if low and narrow[name] else "half", device) for low in (False, True)]
+         for name in CHOICES["precision"]]
+    )  # fmt: skip
+    return np.asarray(each[rows[:, 4].astype(np.int64), rows[:, 5].astype(np.int64)])
+
+
+# Tables of up to so many products are remembered: whoever asks for the same plans again, with other constants or on
+# more machines, gets them at once.
+_REMEMBERED = 2048
+
+
+def _alone(rows: Floats, device: Device) -> Floats:
+    """Seconds of products alone (rows of batch, m, n, k, precision, low, grows); 0 where there is none."""
+    if len(rows) > _REMEMBERED:
+        return _times(rows, device)
+    return _kept(rows.tobytes(), device)
+
+
+@lru_cache(maxsize=512)
+def _kept(rows: bytes, device: Device) -> Floats:
+    return _times(np.frombuffer(rows).reshape(-1, 7), device)
+
+
+def _times(rows: Floats, device: Device) -> Floats:
     batch, m, n, k, precision, low, grows = rows.T
     seconds = np.zeros(len(rows))
     for index, name in enumerate(CHOICES["precision"]):
@@ -162,8 +190,7 @@ def _times(rows: Floats, device: Device, constants: Constants) -> Floats:
                 np.maximum(1.0, batch[of]), m[of], n[of], k[of], rate.flops_per_s * ones,
                 size * ones, size * ones, out, np.full(len(of), -1),
             )  # fmt: skip
-            narrow = size < 2.0
-            seconds[of] = _library(found, device, narrow) / constants.efficiency(name if narrow else "half", device)
+            seconds[of] = _library(found, device, size < 2.0)
     return seconds
 
 
