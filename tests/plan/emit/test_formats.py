@@ -143,6 +143,37 @@ def test_each_lost_field_is_lost_for_a_reason(name: str) -> None:
         assert (getattr(again, field) == getattr(first_again, field)) == (field in lost), field
 
 
+IDLE = {
+    "one": (EXPERTS, TrainingPlan(8, 4096, zero=3), {
+        "sequence_parallel", "overlap_tp", "context_scheme", "schedule", "vp", "first_layers", "last_layers",
+        "overlap_p2p", "dispatcher", "overlap_ep", "recompute_layers", "shard", "zero", "overlap_grad_reduce",
+        "overlap_param_gather",
+    }),
+    "all": (
+        EXPERTS,
+        TrainingPlan(64, 4096, tp=2, cp=2, dp=4, pp=2, vp=3, ep=2, schedule="interleaved", shard=4, recompute="full"),
+        set(),
+    ),
+    "dense": (
+        DENSE, TrainingPlan(64, 4096, tp=2, cp=2, dp=4, pp=2, zero=0),
+        {"overlap_p2p", "dispatcher", "overlap_ep", "recompute_layers", "shard", "overlap_param_gather"},
+    ),
+    "alone": (
+        DENSE, TrainingPlan(64, 4096, dp=8, zero=2, shard=1),
+        {
+            "sequence_parallel", "overlap_tp", "context_scheme", "schedule", "vp", "first_layers", "last_layers",
+            "overlap_p2p", "dispatcher", "overlap_ep", "recompute_layers", "shard", "zero",
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_what_changes_nothing(case: str) -> None:
+    config, plan, fields = IDLE[case]
+    assert emit.idle(config, plan) == fields
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_experts_are_said(name: str) -> None:
     plan = WHOLE[name].replace(ep=2, tp=1, dp=16, pp=2)
