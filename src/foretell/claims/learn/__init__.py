@@ -1,0 +1,1 @@
+"""Claims of the systems whose mechanism is in `foretell.learn`: training methods."""
