@@ -50,6 +50,16 @@ def test_1f1b_is_exact_for_any_ranks_with_blocking_sends(
     assert closed == pytest.approx(simulated, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("m", "forward", "backward", "step"),
+    [(2, [6, 4, 8], [9, 10, 1], 48), (6, [11, 9, 2, 8, 9, 2], [2, 5, 1, 5, 6, 8], 79)],
+)
+def test_1f1b_with_few_micro_batches(m: int, forward: list[int], backward: list[int], step: int) -> None:
+    """The longest path has all its B, or all its F, on the first ranks."""
+    closed, simulated = both("1f1b", np.array(forward, float), np.array(backward, float), 1, m, 0.0, True)
+    assert closed == simulated == step
+
+
 @given(pipelines(), st.sampled_from([0.05, 0.7]))
 @settings(max_examples=120, deadline=None)
 def test_1f1b_with_flying_messages(case: tuple[np.ndarray, np.ndarray, int, int], p2p: float) -> None:

@@ -64,8 +64,8 @@ def _of_paths(rows: Rows) -> Floats:
 
     As in 1F1B all but a path's ends lies on one rank, i. A way down and up again gains two slots a rank, not one, so
     that it never pays in between, and messages that fly are hidden there. New are the ways round: from the last rank
-    to the first and the next chunk, which gains `pp` slots for one chunk of every rank. They are taken once or each
-    time at the beginning (or the end), or once after the last rank has run `pp` slots of ``F B``.
+    to the first and the next chunk, which gains `pp` slots for one chunk of every rank. They are taken each time at the
+    beginning (or the end), or once after the last rank has run `pp` slots of ``F B``.
     """
     if not len(rows.pp):
         return np.empty(0)
@@ -124,11 +124,9 @@ def _first(
     around = np.where(present, values, 0.0).sum(axis=1, keepdims=True) + p * flight
     rank = np.arange(values.shape[1])[None, :]
     left = np.zeros_like(slots) if whole else np.maximum(0, 2 * (p - 1 - rank) - (p - 1))
-    longest = np.asarray(slots * slowest, dtype=np.float64)
-    for rounds in (np.ones_like(v), v - 1):
-        path = rounds * around + (slots - rounds * p - left) * most + left * slowest
-        longest = np.maximum(longest, np.where(slots >= rounds * p + left, path, -np.inf))
-    return longest
+    rounds = v - 1
+    path = rounds * around + (slots - rounds * p - left) * most + left * slowest
+    return np.maximum(slots * slowest, np.where(slots >= rounds * p + left, path, -np.inf))
 
 
 SCHEDULE = REGISTRY.register(
