@@ -9,6 +9,7 @@ because it looks bad, but for these, which a pinned setting brings back:
   a rank;
 * full recomputation of all layers of a rank, or of a quarter, half and three quarters of them; selective recomputation
   where attention stores its probabilities (fused attention has nothing to gain from it);
+* ZeRO-2 where a step is one micro-batch: it scatters gradients after each, and `steps` counts that once;
 * what is better or the same whatever else is chosen is on: sequence parallelism where tokens divide, overlap of
   gradients, weights and activations between stages; CUDA graphs, which many models cannot use, are off.
 """
@@ -189,6 +190,8 @@ class Space:
         if "zero" not in self.pinned:
             made = _kept(made, (replicas > 1) | (made["zero"] == zero[0]))
             made = _kept(made, (made["pp"] == 1) | (made["zero"] < 2) | (framework == "fsdp2"))
+            once = base.global_batch == made["micro_batch"] * made["dp"]
+            made = _kept(made, (made["zero"] != 2) | once | (made["dp"] * made["cp"] == 1))
         made = self._shard(made)
         made = self._flags(made)
         # How sequences and tokens travel.
