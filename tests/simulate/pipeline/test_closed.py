@@ -52,7 +52,7 @@ def test_1f1b_is_exact_for_any_ranks_with_blocking_sends(
 
 @pytest.mark.parametrize(
     ("m", "forward", "backward", "step"),
-    [(2, [6, 4, 8], [9, 10, 1], 48), (6, [11, 9, 2, 8, 9, 2], [2, 5, 1, 5, 6, 8], 79)],
+    [(2, [6, 4, 8], [9, 10, 1], 48), (2, [11, 9, 2, 8, 9, 2], [2, 5, 1, 5, 6, 8], 79)],
 )
 def test_1f1b_with_few_micro_batches(m: int, forward: list[int], backward: list[int], step: int) -> None:
     """The longest path has all its B, or all its F, on the first ranks."""

@@ -61,7 +61,7 @@ def _of_paths(rows: Rows) -> Floats:
     forward = np.where(present, rows.forward_s + np.where(rows.rank < last, send, 0.0), 0.0)
     backward = np.where(present, rows.backward_s + np.where(rows.rank > 0, send, 0.0), 0.0)
     jobs = rows.micro_batches[:, None]
-    warm_up = np.minimum(last - rows.rank, jobs - 1)
+    warm_up = last - rows.rank
     down, up = cumulated(forward, present), cumulated(backward, present)
     slowest_f, slowest_b = (np.maximum.accumulate(values, axis=1) for values in (forward, backward))
     begin = longest_from(down + up + warm_up * slowest_f, present)
