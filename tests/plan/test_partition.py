@@ -142,6 +142,12 @@ def test_the_model_of_a_step_is_exact_for_equal_stages_and_close_for_others() ->
     assert np.abs(errors).mean() < 0.02
 
 
+@pytest.mark.parametrize(("f", "b", "end"), [([10, 1], [1, 1], 23), ([1, 1], [1, 10], 24), ([1, 1], [10, 1], 23)])
+def test_slow_first_and_last_stages_by_hand(f: list[float], b: list[float], end: float) -> None:
+    """Two micro-batches: what is slow in the warm-up or ending is waited for, on whichever side."""
+    assert pipeline(f, b, 2) == step_time(f, b, 2) == end
+
+
 def test_earlier_stages_keep_less_and_get_fewer_layers() -> None:
     """What AdaPipe is about: early stages hold more micro-batches, so they recompute more, and are given less to do."""
     units = tuple(Unit(name, t, b) for name, t, b in (("qkv", 3.0, 30), ("core", 4.0, 50), ("mlp", 7.0, 40)))

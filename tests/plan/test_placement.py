@@ -7,7 +7,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.hardware import cluster
-from foretell.plan.training.placement import Latency, Work, place
+from foretell.plan.training.placement import Latency, Work, _anneal, place
 from foretell.plan.training.units import place_plan, work_of
 from foretell.simulate.training import TrainingPlan
 from foretell.simulate.training.step import step
@@ -101,12 +101,11 @@ def test_finds_what_trying_every_permutation_finds(seed: int, stages: int, data:
     assert latency(found.order) == found.time_s <= found.default_s
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_finds_the_best_of_40320_orders_of_eight_machines(seed: int) -> None:
-    links = uneven(np.random.default_rng(100 + seed), 8)
+def test_finds_the_best_of_40320_orders_of_eight_machines() -> None:
+    links = uneven(np.random.default_rng(100), 8)
     latency = Latency(job(4), links, block=8, per_node=8, data=2)
     best = min(latency(np.array(order).reshape(4, 2)) for order in itertools.permutations(range(8)))
-    found = place(job(4), links, block=8, per_node=8, data=2, seed=seed)
+    found = place(job(4), links, block=8, per_node=8, data=2)
     assert found.time_s == pytest.approx(best)
 
 
@@ -120,6 +119,19 @@ def test_the_same_seed_gives_the_same_placement_and_never_one_worse_than_the_def
         assert found.speedup >= 1
     none = place(job(4), links, block=4, per_node=8, data=8, steps=0)
     assert none.time_s <= none.default_s
+
+
+def test_annealing_leaves_a_local_optimum() -> None:
+    """One order of 5,040 is better than the first, and all others are a little worse: only uphill moves lead there."""
+    target = [3, 6, 0, 5, 2, 4, 1]
+
+    def latency(order: np.ndarray) -> float:
+        flat = order.reshape(-1).tolist()
+        return 0.5 if flat == target else 1.0 if flat == list(range(7)) else 1.02
+
+    found, found_s, _ = _anneal(latency, np.arange(7).reshape(7, 1), 100_000, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert found_s == 0.5
+    assert found.reshape(-1).tolist() == target
 
 
 def test_equal_links_leave_nothing_to_gain_but_keeping_neighbours_inside_machines() -> None:

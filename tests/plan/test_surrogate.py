@@ -167,6 +167,7 @@ def test_the_simulator_is_an_objective() -> None:
     assert objective({"tp": 1, "pp": 1, "zero": 0}) is None  # 208 GB of states
     assert objective({"tp": 3}) is None  # 40 heads, 32 devices
     assert objective({"tp": 16, "pp": 4}) is None  # more than there are
+    assert objective({"tp": 2, "pp": 16, "accumulate": 16}) is None  # 40 layers: a rule says no
     assert objective({"tp": 4, "pp": 2, "nodes": 2}) is not None
     space = Space({"tp": (1, 2, 4, 8), "pp": (1, 2, 4), "micro_batch": (1, 2, 4), "zero": (0, 1)})
     values = [objective(dict(zip(space.knobs, v, strict=True))) for v in itertools.product(*space.knobs.values())]

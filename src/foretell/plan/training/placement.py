@@ -12,7 +12,7 @@ tensor-parallel groups never leave a machine. What moves are whole groups ("bloc
 >>> found.default_s, found.time_s
 (33.0, 29.4)
 >>> found.ranks().tolist()
-[3, 1, 0, 2]
+[2, 1, 0, 3]
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ def _anneal(latency: Latency, start: Ints, steps: int, rng: np.random.Generator)
 
 def _move(order: Ints, rng: np.random.Generator) -> Ints:
     """The order with two blocks swapped, one moved elsewhere, or a run of them turned around."""
-    kind = int(rng.integers(3))
-    i, j = (int(k) for k in rng.choice(len(order), 2, replace=False))
+    kind, i, step = (int(k) for k in rng.integers(0, (3, len(order), len(order) - 1)))
+    j = (i + 1 + step) % len(order)
     moved = order.copy()
     if kind == 0:
         moved[i], moved[j] = order[j], order[i]

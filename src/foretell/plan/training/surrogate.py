@@ -325,8 +325,9 @@ class _Process:
     @staticmethod
     def _make(x: Floats, y: Floats, lengths: Floats, noise: float) -> _Process:
         mean, scale = float(y.mean()), float(y.std()) or 1.0
-        factor = np.linalg.cholesky(_kernel(x, x, lengths) + (noise + 1e-9) * np.eye(len(x)))
-        weights = np.linalg.solve(factor.T, np.linalg.solve(factor, (y - mean) / scale))
+        covariance = _kernel(x, x, lengths) + (noise + 1e-9) * np.eye(len(x))
+        factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
+        weights = np.asarray(np.linalg.solve(factor.T, np.linalg.solve(factor, (y - mean) / scale)), dtype=np.float64)
         return _Process(lengths, noise, x, mean, scale, factor, weights)
 
     @staticmethod

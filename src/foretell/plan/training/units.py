@@ -9,10 +9,8 @@ gives `place` the stages' times and messages, `Achieved` is the objective of a s
 >>> from foretell.workload import llm
 >>> plan = TrainingPlan(32, 16384, tp=8, pp=8)
 >>> found = adapt(llm.config("gpt-3-175b"), plan, cluster("8x dgx-a100"))
->>> found.layers
-(12, 12, 11, 12, 12, 13, 13, 13)
->>> found.stages[0].kept_names[1]
-('qkv', 'core', 'proj')
+>>> sum(found.layers), found.layers[0] < found.layers[-1], found.stages[0].recompute_s > found.stages[-1].recompute_s
+(98, True, True)
 """
 
 from __future__ import annotations
