@@ -354,7 +354,7 @@ def _checked(data: Mapping[str, Any], text: str, where: str) -> tuple[dict[str, 
             found[section] = values
             continue
         for given, value in values.items():
-            name = _OLDER.get((section, given), given)
+            name: str = _OLDER.get((section, given), str(given))
             kind = KINDS[section].get(name)
             if kind is list and isinstance(value, str):
                 value = [item.strip() for item in value.split(",")]
