@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -226,6 +227,17 @@ def test_a_plan_of_the_callers_is_weighed(found: Ranking) -> None:
     assert weigh(CONFIG, ON, best.plan) == best
     with pytest.raises(InputError, match="tp 3 does not divide"):
         weigh(CONFIG, ON, best.plan.replace(tp=3))
+
+
+def test_twenty_thousand_plans_a_second_on_one_core() -> None:
+    on = cluster("16x dgx-h100")
+    space = Space(llm.config("llama-3-70b"), on, TrainingPlan(1024, 8192))
+    rates = []
+    for _ in range(3):
+        start = time.process_time()
+        parts = [evaluate(space, index, budget_bytes(on, 0.9)) for index in range(space.blocks)]
+        rates.append(sum(part.legal for part in parts) / (time.process_time() - start))
+    assert max(rates) >= 20_000
 
 
 def test_progress_counts_the_parts() -> None:
