@@ -174,7 +174,7 @@ def sweep(rows: Rows, values: Floats, final: Ints) -> Floats:
     last = at(values, final)[:, None]
     free = last - blocking  # the final rank's, where it sends no more
     rest = np.where(m > 1, m - 1, 0)
-    stay = (v - 1) * np.maximum(around, m * others) + rest * others
+    stay = (v - 1) * m * others + rest * others
     stay = np.maximum(stay, (v - 1) * np.maximum(around, m * last) + rest * free)
     leave = np.maximum(v - 2, 0) * np.maximum(around, m * last) + around + rest * np.maximum(others, last)
     hops = np.where(many, (rows.pp[:, None] - 1) * latency, 0.0)
