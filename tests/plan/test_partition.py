@@ -186,6 +186,8 @@ def test_says_how_much_is_missing_and_that_much_more_is_enough() -> None:
         ({"stages": 3}, "give each stage a layer"),
         ({"stages": 0}, "give each stage a layer"),
         ({"micro_batches": 0}, "at least 1"),
+        ({"memory_bytes": float("inf")}, "give what a device has"),
+        ({"memory_bytes": -1}, "give what a device has"),
         ({"layers": [Layer((Unit("u", float("nan"), 1),), 1.0)] * 2}, "finite"),
         ({"layers": [Layer((Unit("u", 1.0, -1),), 1.0)] * 2}, "not negative"),
     ],

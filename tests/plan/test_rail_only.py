@@ -195,3 +195,5 @@ def test_wrong_questions_are_refused() -> None:
         traffic(DENSE, TrainingPlan(8, 128, dp=8), domain=3)
     with pytest.raises(InputError, match="positive"):
         Wires(0.0, 1.0)
+    with pytest.raises(InputError, match="ep 3 does not divide"):
+        traffic(SPARSE, TrainingPlan(8, 128, dp=8, ep=3), domain=8)

@@ -91,6 +91,8 @@ def traffic(config: LLMConfig, plan: TrainingPlan, *, domain: int) -> Traffic:
     ranks = plan.devices
     if domain < 1 or ranks % domain:
         raise InputError(f"{ranks} ranks in domains of {domain}", "traffic", "let them divide")
+    if config.moe is not None and (plan.dp * plan.cp) % plan.ep:
+        raise InputError(f"ep {plan.ep} does not divide dp · cp = {plan.dp * plan.cp}", "traffic")
     made = _Flows(ranks, domain)
     counts = layers_of(config, plan.pp, plan.vp, plan.first_layers, plan.last_layers).sum(axis=1)  # (pp, groups)
     rank = np.arange(ranks)

@@ -157,6 +157,8 @@ class _Problem:
             times = [layer.backward_s, layer.other_forward_s, *(u.seconds for u in layer.units)]
             if not all(math.isfinite(v) and v >= 0 for v in (*sizes, *times)):
                 raise InputError("times and bytes must be finite and not negative", f"layer {number}")
+        if not (math.isfinite(memory_bytes) and memory_bytes > 0):
+            raise InputError(f"memory of {memory_bytes} bytes", "partition", "give what a device has for the stage")
         index: dict[Layer, int] = {}
         kinds = tuple(index.setdefault(layer, len(index)) for layer in layers)
         held = in_flight(stages, micro_batches)

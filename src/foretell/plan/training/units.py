@@ -123,7 +123,7 @@ def model_layers(
             float(end.forward_s[0]),
         ),
     ]  # fmt: skip
-    return layers, budget_bytes(on, max_memory) - others
+    return layers, max(1.0, budget_bytes(on, max_memory) - others)
 
 
 def _bytes(per_token: float, tokens: float) -> int:
