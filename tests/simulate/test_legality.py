@@ -81,8 +81,7 @@ CASES: dict[str, tuple[TrainingPlan, TrainingPlan, LLMConfig, Cluster]] = {
         TrainingPlan(64, 4096, dp=4, pp=4, ep=8), TrainingPlan(64, 4096, tp=8, dp=2, ep=8), EXPERTS, H100,
     ),
     "expert-sequences": (
-        TrainingPlan(64, 4096, tp=2, dp=8, ep=8, sequence_parallel=False),
-        TrainingPlan(64, 4096, tp=2, dp=8, ep=8), EXPERTS, H100,
+        TrainingPlan(64, 4096, tp=2, dp=8, sequence_parallel=False), TrainingPlan(64, 4096, tp=2, dp=8), EXPERTS, H100,
     ),
     "dispatcher": (
         TrainingPlan(64, 4096, dp=8, ep=8, dispatcher="deepep"), TrainingPlan(64, 4096, dp=8, ep=8), EXPERTS,

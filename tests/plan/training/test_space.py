@@ -9,6 +9,9 @@ import pytest
 
 from foretell.errors import InputError, UnknownNameError
 from foretell.hardware import cluster
+from foretell.plan.training.emit import emit
+from foretell.plan.training.emit.megatron import arguments
+from foretell.plan.training.emit.megatron_assertions import violated
 from foretell.plan.training.space import MICRO_BATCHES, PINNABLE, Space, sizes_of, smaller
 from foretell.simulate.training import PlanTable, TrainingPlan
 from foretell.simulate.training.legality import explain, legal
@@ -42,6 +45,29 @@ def test_every_plan_is_legal_and_there_once(framework: str, config: LLMConfig) -
     every = np.concatenate(rows)
     assert len(every) > 100
     assert len(np.unique(every, axis=0)) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "batch", "seq_len"),
+    [
+        ("llama-3-70b", "16x dgx-h100", 1024, 8192),
+        ("mixtral-8x7b", "8x dgx-h100", 256, 4096),
+        ("deepseek-v3", "32x dgx-h100", 1024, 4096),
+        ("llama-3.1-405b", "64x dgx-h100", 512, 8192),
+        ("gemma-2-9b", "4x dgx-h100", 128, 8192),
+        ("gpt2-xl", "2x dgx-a100", 128, 1024),
+    ],
+)
+def test_megatron_takes_them(name: str, on: str, batch: int, seq_len: int) -> None:
+    """Written as Megatron-LM's arguments, a sample of the plans breaks none of its assertions."""
+    config, machines = llm.config(name), cluster(on)
+    space = Space(config, machines, TrainingPlan(batch, seq_len))
+    chance = np.random.default_rng(0)
+    for index in range(space.blocks):
+        table, _ = space.block(index)
+        for row in chance.choice(len(table), min(len(table), 12), replace=False):
+            text = emit("megatron", config, table.plan(int(row)), machines)  # raises where one is broken
+            assert violated(arguments(text, "emitted")[0]) == []
 
 
 def _canonical(plan: TrainingPlan) -> TrainingPlan:

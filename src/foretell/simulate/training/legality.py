@@ -200,8 +200,10 @@ def _expert_ranks(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bool
 
 
 def _expert_sequences(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
-    both = (plans["ep"] > 1) & (plans["tp"] > 1) & ~plans.flag("sequence_parallel")
-    return np.asarray(both & plans.chosen("framework", "megatron"))
+    if config.moe is None:
+        return np.zeros(len(plans), dtype=bool)
+    alone = (plans["tp"] > 1) & ~plans.flag("sequence_parallel")
+    return np.asarray(alone & plans.chosen("framework", "megatron"))
 
 
 def _deepep(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -379,8 +381,8 @@ RULES: tuple[Rule, ...] = (
         "Megatron-core parallel_state: the world size is divisible by tp · ep · pp of the experts", _expert_ranks,
     ),
     Rule(
-        "expert-sequences", "framework", ("sequence_parallel", "tp", "ep"),
-        "ep {ep} with tp {tp} wants sequence parallelism",
+        "expert-sequences", "framework", ("sequence_parallel", "tp"),
+        "experts beside tp {tp} want sequence parallelism",
         "Megatron-core MoE layer: sequence parallelism is used with expert and tensor parallelism", _expert_sequences,
     ),
     Rule(
