@@ -146,7 +146,7 @@ def pipeline_view(
 
 def pipeline_table(found: Sequence[Simulation], refused: Sequence[tuple[str, str]] = ()) -> RenderableType:
     """Schedules side by side, fastest first; `refused` are names of others, and why they cannot be had."""
-    ordered = sorted(found, key=lambda s: s.step_s)
+    ordered = sorted(found, key=lambda s: float(f"{s.step_s:.9g}"))  # equal ones stay as they are listed
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("schedule", no_wrap=True)
     for name in ("vp", "step", "bubble", "exposed", "in flight", "slower"):
