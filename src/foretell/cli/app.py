@@ -62,7 +62,7 @@ def _foretell(
 def predict(
     context_: typer.Context,
     workload: opt.Workload,
-    on: opt.On,
+    on: opt.OnMany,
     batch: opt.Batch = None,
     image_size: opt.ImageSize = None,
     seq_len: opt.SeqLen = None,
@@ -74,7 +74,7 @@ def predict(
     accumulate: opt.Accumulate = None,
     checkpointing: opt.Checkpointing = False,
     lora: opt.Lora = None,
-    precision: opt.Precision = None,
+    precision: opt.PrecisionMany = None,
     quantize: opt.Quantize = None,
     layout: opt.Layout = None,
     runtime: opt.Runtime = "eager",
@@ -82,6 +82,32 @@ def predict(
     power_limit: opt.PowerLimit = None,
     clock: opt.Clock = None,
     calibration: opt.Calibration = None,
+    global_batch: opt.GlobalBatch = None,
+    tp: opt.Tp = None,
+    pp: opt.Pp = None,
+    dp: opt.Dp = None,
+    cp: opt.Cp = None,
+    ep: opt.Ep = None,
+    vp: opt.Vp = None,
+    mbs: opt.Mbs = None,
+    zero: opt.Zero = None,
+    shard: opt.Shard = None,
+    recompute: opt.Recompute = None,
+    framework: opt.Framework = None,
+    schedule: opt.Schedule = None,
+    first_layers: opt.FirstLayers = None,
+    last_layers: opt.LastLayers = None,
+    attention: opt.AttentionKernels = None,
+    context_scheme: opt.ContextScheme = None,
+    dispatcher: opt.Dispatcher = None,
+    overlap: opt.Overlap = None,
+    no_sp: opt.NoSp = False,
+    cuda_graph: opt.CudaGraph = False,
+    document_len: opt.DocumentLen = None,
+    full_flops: opt.FullFlops = False,
+    causal_flops: opt.CausalFlops = False,
+    tokens: opt.Tokens = None,
+    calibrate_from: opt.CalibrateFrom = None,
     sort: Annotated[
         str,
         typer.Option(
@@ -97,7 +123,15 @@ def predict(
     trace: opt.Trace = None,
     json: opt.Json = False,
 ) -> None:
-    """Time, memory, energy and cost of one step: a card for one device, a table for several."""
+    """Time, memory, energy and cost of one step: a card for one device, a table for several.
+
+    With --train and a cluster, or the options of training on many devices: one step of such a plan.
+    """
+    from foretell.cli.training import is_meant, predict_training
+
+    if is_meant(context_, on):
+        predict_training(context_, workload, on)
+        return
     from foretell import cost, report
     from foretell.cli import files
     from foretell.cli.terminal import progress, show, show_text

@@ -33,7 +33,6 @@ _NUMBERS = {
 }  # fmt: skip
 _WORDS = ("schedule", "recompute", "context_scheme", "dispatcher")
 _FORMATS = ("megatron", "torchtitan", "deepspeed")
-_SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _MOST_VALUES = 4096
 
 
@@ -200,14 +199,14 @@ def train(
                 global_batch=values["global_batch"], seq_len=values["seq_len"], framework=values["framework"],
                 max_memory=_share(max_memory), top=top, settings=settings, pinned=pinned,
             )  # fmt: skip
-        show(report.uneven_view(config, cluster, shared_out, None if tokens is None else _tokens(tokens)))
+        show(report.uneven_view(config, cluster, shared_out, None if tokens is None else opt.tokens(tokens)))
         return
     with progress("Searching") as update:
         found = search(
             config, cluster,
             global_batch=values["global_batch"], seq_len=values["seq_len"], framework=values["framework"],
             objective=objective, max_memory=_share(max_memory), top=top,
-            tokens=None if tokens is None else _tokens(tokens),
+            tokens=None if tokens is None else opt.tokens(tokens),
             settings=settings, pinned=pinned, nodes=() if nodes is None else _counts(nodes, "--nodes"),
             imported=imported, out=out, jobs=jobs, progress=update,
         )  # fmt: skip
@@ -304,16 +303,6 @@ def _share(text: str) -> float:
     value = float(match[1]) / (100.0 if match[2] else 1.0) if match else 0.0
     if not 0.0 < value <= 1.0:
         raise InputError(f"{text[:40]!r} is no share of the memory", "--max-memory", "give 1% to 100%, e.g. 90%")
-    return value
-
-
-def _tokens(text: str) -> float:
-    from foretell.errors import InputError
-
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmbgtKMBGT]?)\s*", text, re.ASCII)
-    value = float(match[1]) * _SCALE[match[2].lower()] if match else 0.0
-    if not 0 < value <= 1e18:
-        raise InputError(f"{text[:40]!r} is no number of tokens", "--tokens", "give e.g. 15T, 300B or 2e9 as 2B")
     return value
 
 

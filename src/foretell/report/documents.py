@@ -22,6 +22,7 @@ SCHEMAS: tuple[str, ...] = (
     "foretell.plan/1",
     "foretell.shapes/1",
     "foretell.training-run/1",
+    "foretell.training-step/1",
 )
 
 

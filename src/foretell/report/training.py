@@ -24,8 +24,8 @@ from foretell.units import format_bytes, format_count, format_energy, format_mon
 from foretell.workload.llm.config import LLMConfig
 
 __all__ = [
-    "columns_of", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "uneven_view",
-    "worth_showing",
+    "columns_of", "degrees", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "settings",
+    "uneven_view", "worth_showing",
 ]  # fmt: skip
 
 _FRONT = 10  # rows of the front that are shown
@@ -273,7 +273,7 @@ def plan_card(
     def gap() -> None:
         add_row(rows, "", "")
 
-    add("Plan", Flow(*_degrees(plan), separator=" · "), Flow(*_settings(plan)))
+    add("Plan", Flow(*degrees(plan), separator=" · "), Flow(*settings(plan)))
     gap()
     tokens_per_s = plan.tokens / time_s
     said = [Text(interval, style="dim")] if interval else []
@@ -315,13 +315,15 @@ def plan_card(
     return Framed(title, rows, f"{plan.devices:,} devices · {plan.framework}")
 
 
-def _degrees(plan: TrainingPlan) -> list[str]:
+def degrees(plan: TrainingPlan) -> list[str]:
+    """The degrees of a plan in words."""
     names = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert", "vp": "chunks a rank"}
     return [f"{word} {getattr(plan, name)}" for name, word in names.items()
             if getattr(plan, name) > 1 or name in ("tp", "dp", "pp")]  # fmt: skip
 
 
-def _settings(plan: TrainingPlan) -> list[str | None]:
+def settings(plan: TrainingPlan) -> list[str | None]:
+    """The other settings of a plan in words; None for what does not apply."""
     recompute = "no recomputation" if plan.recompute == "none" else f"{plan.recompute} recomputation"
     if plan.recompute_layers:
         recompute += f" of {plan.recompute_layers} layers a rank"

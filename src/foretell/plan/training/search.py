@@ -38,6 +38,7 @@ OBJECTIVES: Mapping[str, str] = {"time": "time_s", "cost": "cost_usd", "energy":
 #: What the front weighs.
 AXES: Mapping[str, str] = {"time": "time_s", "memory": "memory_bytes", "cost": "cost_usd", "energy": "energy_j"}
 _STEP = 0.01  # plans of the front differ by 1 % somewhere
+_USUAL = TrainingPlan(1, 1)
 _DEGREES = ("tp", "cp", "dp", "pp", "ep")  # one plan of each combination is ranked
 _MORE = (2, 4, 8, 16, 32, 64)  # times the machines that are tried where nothing fits
 
@@ -252,14 +253,19 @@ def illegal_error(violations: Sequence[Violation], lead: str = "", most: int = 3
     said = "; ".join(f"{v.reason} (rule {v.rule}; nearest: {v.nearest})" for v in violations[:most])
     more = f"; and {len(violations) - most} more rules" if len(violations) > most else ""
     plans = violations[0].plans
-    repair = "the nearest plans: " + ", or ".join(_degrees(plan) for plan in plans) if plans else None
+    repair = "the nearest plans: " + ", or ".join(dict.fromkeys(map(_options, plans))) if plans else None
     return InputError(lead + said + more, "training plan", repair)
 
 
-def _degrees(plan: TrainingPlan) -> str:
+def _options(plan: TrainingPlan) -> str:
+    """The plan as options: its degrees and micro-batch, and of the rest what is not the usual."""
     names = {"tp": "--tp", "cp": "--cp", "dp": "--dp", "pp": "--pp", "vp": "--vp", "ep": "--ep", "micro_batch": "--mbs"}
     shown = [f"{option} {getattr(plan, name)}" for name, option in names.items()
              if name in ("tp", "pp", "dp", "micro_batch") or getattr(plan, name) > 1]  # fmt: skip
+    shown += [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in ("zero", "shard", "precision")
+              if getattr(plan, name) != getattr(_USUAL, name)]  # fmt: skip
+    if plan.recompute != "none":
+        shown.append(f"--recompute {plan.recompute_layers or plan.recompute}")
     return " ".join(shown)
 
 
