@@ -66,6 +66,14 @@ CASES: dict[str, tuple[TrainingPlan, TrainingPlan, LLMConfig, Cluster]] = {
         LLMConfig("odd", layers=12, hidden=1536, heads=12, intermediate=6144, vocab=1000), H100,
     ),
     "interleaving": (BASE.replace(vp=2), BASE.replace(vp=2, schedule="interleaved"), DENSE, H100),
+    "zero-bubble": (
+        BASE.replace(schedule="zero-bubble", framework="fsdp2", zero=3),
+        BASE.replace(schedule="zero-bubble", framework="fsdp2", zero=3, vp=2), DENSE, H100,
+    ),
+    "both-sequences": (
+        BASE.replace(framework="deepspeed", cp=2, dp=1, context_scheme="a2a"),
+        BASE.replace(framework="deepspeed", cp=2, dp=1, context_scheme="a2a", sequence_parallel=False), DENSE, H100,
+    ),
     "groups": (
         BASE.replace(pp=4, dp=1, global_batch=62, vp=2, schedule="interleaved"),
         BASE.replace(pp=4, dp=1, global_batch=64, vp=2, schedule="interleaved"), DENSE, H100,
@@ -120,8 +128,8 @@ CASES: dict[str, tuple[TrainingPlan, TrainingPlan, LLMConfig, Cluster]] = {
         BASE.replace(schedule="gpipe"), BASE.replace(schedule="gpipe", framework="fsdp2", zero=3), DENSE, H100,
     ),
     "scheme": (
-        BASE.replace(framework="deepspeed", cp=2, dp=1),
-        BASE.replace(framework="deepspeed", cp=2, dp=1, context_scheme="a2a"), DENSE, H100,
+        BASE.replace(framework="deepspeed", cp=2, dp=1, sequence_parallel=False),
+        BASE.replace(framework="deepspeed", cp=2, dp=1, context_scheme="a2a", sequence_parallel=False), DENSE, H100,
     ),
 }  # fmt: skip
 

@@ -70,6 +70,18 @@ def test_megatron_takes_them(name: str, on: str, batch: int, seq_len: int) -> No
             assert violated(arguments(text, "emitted")[0]) == []
 
 
+@pytest.mark.parametrize(("form", "framework"), [("torchtitan", "fsdp2"), ("deepspeed", "deepspeed")])
+@pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b"])
+def test_other_frameworks_take_them(form: str, framework: str, name: str) -> None:
+    config, machines = llm.config(name), cluster("4x dgx-h100")
+    space = Space(config, machines, TrainingPlan(256, 4096, framework=framework))
+    chance = np.random.default_rng(0)
+    for index in range(space.blocks):
+        table, _ = space.block(index)
+        for row in chance.choice(len(table), min(len(table), 12), replace=False):
+            assert emit(form, config, table.plan(int(row)), machines)  # raises where a rule is broken
+
+
 def _canonical(plan: TrainingPlan) -> TrainingPlan:
     """The plan with what changes nothing in it as the space writes it."""
     changes: dict[str, object] = {}

@@ -221,11 +221,9 @@ class Space:
             able = (made["pp"] > 1) & (made["pp"] * made["vp"] <= layers)
             made = _kept(made, able | (made["vp"] == 1))
         made = _cross(made, {"schedule": np.array([CHOICES["schedule"].index(s) for s in offered], dtype=np.int64)})
-        interleaved = CHOICES["schedule"].index("interleaved")
         if "schedule" not in self.pinned:
-            first = made["schedule"] == CHOICES["schedule"].index(offered[0])
-            made = _kept(made, np.where(made["vp"] > 1, made["schedule"] == interleaved,
-                                        (made["schedule"] != interleaved) & ((made["pp"] > 1) | first)))  # fmt: skip
+            plain = CHOICES["schedule"].index("1f1b")
+            made = _kept(made, np.where(made["vp"] > 1, made["schedule"] != plain, made["schedule"] == plain))
         if "first_layers" in self.pinned or "last_layers" in self.pinned:
             for name in ("first_layers", "last_layers"):
                 made = _cross(made, {name: np.array(self._among(name, (0,)), dtype=np.int64)})
@@ -281,6 +279,8 @@ class Space:
 
     def _flags(self, made: dict[str, Ints]) -> dict[str, Ints]:
         split = self.base.seq_len % (made["cp"] * made["tp"]) == 0
+        if self.base.framework == "deepspeed":
+            split &= made["cp"] == 1
         if "sequence_parallel" in self.pinned:
             made = _cross(made, {"sequence_parallel": np.array(self.pinned["sequence_parallel"], dtype=np.int64)})
         else:

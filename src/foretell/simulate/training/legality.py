@@ -180,6 +180,11 @@ def _interleaved(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools
     return np.asarray((chunked & ((plans["vp"] < 2) | (plans["pp"] < 2))) | several)
 
 
+def _zero_bubble(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
+    whole = plans.chosen("schedule", "zero-bubble") & (plans["vp"] < 2) & (plans["pp"] > 1)
+    return np.asarray(whole & plans.chosen("framework", "fsdp2"))
+
+
 def _groups(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
     return np.asarray(plans.chosen("schedule", "interleaved") & (plans.micro_batches % plans["pp"] != 0))
 
@@ -196,7 +201,8 @@ def _experts(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
 
 
 def _expert_ranks(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
-    return np.asarray((plans["tp"] * plans["dp"] * plans["cp"]) % plans["ep"] != 0)
+    ranks = plans["dp"] * plans["cp"] * np.where(plans.chosen("framework", "fsdp2"), 1, plans["tp"])
+    return np.asarray(ranks % plans["ep"] != 0)
 
 
 def _expert_sequences(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -255,7 +261,10 @@ def _graphs(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
 
 def _shard(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
     shard = plans["shard"]
-    return np.asarray((shard > 0) & ((plans["dp"] * plans["cp"]) % np.maximum(1, shard) != 0))
+    uneven = (plans["dp"] * plans["cp"]) % np.maximum(1, shard) != 0
+    # torchtitan's mesh has context parallelism within a copy, whole.
+    uneven |= plans.chosen("framework", "fsdp2") & (shard % plans["cp"] != 0)
+    return np.asarray((shard > 0) & uneven)
 
 
 def _zero(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -280,6 +289,11 @@ def _schedule(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
     for framework, offered in _SCHEDULES.items():
         result |= plans.chosen("framework", framework) & ~plans.chosen("schedule", *offered)
     return np.asarray(result & (plans["pp"] > 1))
+
+
+def _both_sequences(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
+    both = (plans["cp"] > 1) & (plans["tp"] > 1) & plans.flag("sequence_parallel")
+    return np.asarray(both & plans.chosen("framework", "deepspeed"))
 
 
 def _scheme(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -361,6 +375,11 @@ RULES: tuple[Rule, ...] = (
         f"{_ARGS}: pipeline-model-parallel size is greater than 1 when the interleaved schedule is used", _interleaved,
     ),
     Rule(
+        "zero-bubble", "framework", ("vp", "schedule"),
+        "torchtitan's zero-bubble schedule wants at least 2 chunks a rank, not vp {vp}",
+        "torch.distributed.pipelining ScheduleInterleavedZeroBubble", _zero_bubble,
+    ),
+    Rule(
         "groups", "batch", ("micro_batch", "vp", "dp"),
         "interleaving wants micro-batches in multiples of pp {pp}; a rank has {micro_batches}",
         "Megatron-core schedules: the number of micro-batches is divisible by the pipeline-parallel size", _groups,
@@ -377,7 +396,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "expert-ranks", "cluster", ("ep", "tp", "dp", "cp"),
-        "ep {ep} does not divide the {stage} ranks of tp {tp} · cp {cp} · dp {dp}",
+        "ep {ep} does not divide the {stage} ranks of {stages}",
         "Megatron-core parallel_state: the world size is divisible by tp · ep · pp of the experts", _expert_ranks,
     ),
     Rule(
@@ -455,6 +474,11 @@ RULES: tuple[Rule, ...] = (
         "Megatron-core schedules.py; DeepSpeed TrainSchedule; torch.distributed.pipelining.schedules", _schedule,
     ),
     Rule(
+        "both-sequences", "framework", ("sequence_parallel", "cp", "tp"),
+        "DeepSpeed splits the sequence over cp {cp} or, between tp {tp} ranks, by sequence parallelism; not both",
+        "Megatron-DeepSpeed arguments.py: DeepSpeed's sequence parallelism excludes Megatron's", _both_sequences,
+    ),
+    Rule(
         "scheme", "framework", ("context_scheme", "framework"),
         "DeepSpeed splits a sequence by context scheme a2a only",
         "DeepSpeed-Ulysses, arXiv 2309.14509", _scheme,
@@ -505,7 +529,8 @@ def _values(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> dict[str
     return plan.to_dict() | {
         "devices": plan.devices, "cluster": cluster.device_count, "split": plan.micro_batch * plan.dp,
         "micro_batches": plan.micro_batches, "chunks": plan.pp * plan.vp, "replicas": plan.dp * plan.cp,
-        "stage": plan.tp * plan.cp * plan.dp,
+        "stage": plan.cp * plan.dp * (1 if plan.framework == "fsdp2" else plan.tp),
+        "stages": f"cp {plan.cp} · dp {plan.dp}" + ("" if plan.framework == "fsdp2" else f" · tp {plan.tp}"),
         "heads": config.heads, "kv_heads": config.kv_heads, "hidden": config.hidden, "layers": config.layers,
         "widths": " and ".join(map(str, _widths(config))), "positions": config.position_rows,
         "ends": f" ({', '.join(ends)} layers)" if ends else "", "per_rank": -(-config.layers // plan.pp),
