@@ -13,7 +13,7 @@ from foretell.hardware.cluster import Cluster
 from foretell.plan.training.rows import energy, hourly_price
 from foretell.plan.training.search import Candidate, Ranking
 from foretell.plan.training.uneven import Uneven
-from foretell.plan.training.why import NAMES
+from foretell.plan.training.why import NAMES, step_text
 from foretell.report.text import UNKNOWN, Bar, Flow, Framed, add_row, count, rate, share
 from foretell.simulate.training.memory import PARTS as MEMORY_PARTS
 from foretell.simulate.training.memory import MemoryTable
@@ -176,7 +176,7 @@ class _Plans:
 def columns_of(rows: Sequence[Candidate], found: Ranking) -> dict[str, list[str]]:
     """The figures of some candidates as text, by the column's name. With tokens, energy and cost are of the run."""
     tokens = found.tokens
-    columns = {"step": [format_time(row.time_s) for row in rows]}
+    columns = {"step": [step_text(row.time_s) for row in rows]}
     if len({row.nodes for row in (*found.best, *found.front)}) > 1:
         columns["machines"] = [str(row.nodes) for row in rows]
     columns |= {
@@ -227,7 +227,7 @@ def uneven_view(config: LLMConfig, cluster: Cluster, found: Sequence[Uneven], to
         run = None if tokens is None else one.time_s * tokens / one.plan.tokens
         cost = None if one.cost_usd is None else one.cost_usd * (1.0 if tokens is None else tokens / one.plan.tokens)
         head = Flow(
-            Text(f"{i}. uneven {one.by}", style="bold"), label(one.plan), f"{format_time(one.time_s)} a step",
+            Text(f"{i}. uneven {one.by}", style="bold"), label(one.plan), f"{step_text(one.time_s)} a step",
             f"{rate(one.tokens_per_s / one.plan.devices)} tok/s a GPU",
             None if run is None else format_time(run), None if cost is None else money(cost),
         )  # fmt: skip
@@ -237,7 +237,7 @@ def uneven_view(config: LLMConfig, cluster: Cluster, found: Sequence[Uneven], to
             parts = f"{part}es" if part.endswith("ch") else f"{part}s"
             lines.append(Padding(Flow(
                 f"{kind.machines}x {kind.name}: {count(kind.units, unit)} of up to {kind.each} {parts}",
-                f"{kind.total} together", format_time(kind.time_s), format_bytes(kind.memory_bytes),
+                f"{kind.total} together", step_text(kind.time_s), format_bytes(kind.memory_bytes),
             ), (0, 0, 0, 3)))  # fmt: skip
     note = ("The step is that of the slowest kind, taken as if every stage or replica were like its own; embedding, "
             "loss and the first stage's micro-batches count for every kind.")  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretell.plan.training.search import Candidate, Ranking
-from foretell.plan.training.why import NAMES
+from foretell.plan.training.why import NAMES, step_text
 from foretell.report.html.page import Fact, Part, environment, versions
 from foretell.report.text import count, rate, share
 from foretell.report.training import columns_of, label, money, notes_of, worth_showing
@@ -62,7 +62,7 @@ def _rows(rows: Sequence[Candidate], found: Ranking) -> list[dict[str, Any]]:
 def _facts(found: Ranking) -> list[Fact]:
     best = found.best[0]
     facts = [
-        Fact("Step", format_time(best.time_s), (label(best.plan),)),
+        Fact("Step", step_text(best.time_s), (label(best.plan),)),
         Fact("Rate", f"{rate(best.tokens_per_s)} tok/s", (f"{rate(best.tokens_per_s_per_device)} a GPU",)),
         Fact("MFU", share(best.mfu), (f"{share(best.exposed_s / best.time_s)} exposed communication",)),
         Fact("Memory", format_bytes(best.memory_bytes), (f"of {format_bytes(found.budget_bytes)} allowed",)),

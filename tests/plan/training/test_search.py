@@ -133,7 +133,7 @@ def test_why_of_money_names_the_machines() -> None:
     two = candidate(TrainingPlan(64, 8192, tp=8, dp=2), compute_s=5.0)
     cheap = Candidate(one.plan, 1, one.time_s, one.parts, 0.0, 1e10, 0.5, 1e6, 8.0)
     assert why(cheap, two, "cost")[0] == (
-        "tp8 mbs1 zero1 takes 20.0% less money than tp8 dp2 mbs1 zero1: $8.00 a step instead of $10.00, on 1 machines "
+        "tp8 mbs1 zero1 takes 20.0% less money than tp8 dp2 mbs1 zero1: $8.00 a step instead of $10.00, on 1 machine "
         "instead of 2; it is 60.0% slower: 8 s a step instead of 5 s."
     )
 

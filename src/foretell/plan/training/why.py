@@ -11,7 +11,7 @@ from foretell.units import format_bytes, format_energy, format_money, format_tim
 if TYPE_CHECKING:
     from foretell.plan.training.search import Candidate
 
-__all__ = ["NAMES", "changes", "differences", "why"]
+__all__ = ["NAMES", "changes", "differences", "step_text", "why"]
 
 #: The parts of a step in words.
 NAMES: Mapping[str, str] = {
@@ -68,14 +68,15 @@ def why(winner: Candidate, other: Candidate, objective: str = "time") -> tuple[s
 def _head(winner: Candidate, other: Candidate, objective: str) -> str:
     gap = (other.time_s - winner.time_s) / other.time_s
     slower = f"{abs(gap):.1%} {'faster' if gap > 0 else 'slower'}" if abs(gap) > 1e-4 else "as fast"
-    times = f"{format_time(winner.time_s)} a step instead of {format_time(other.time_s)}"
+    times = f"{step_text(winner.time_s)} a step instead of {step_text(other.time_s)}"
     if objective == "time":
         if slower == "as fast":
             return f"{winner.plan} is as fast as {other.plan}, and before it for its memory."
         return f"{winner.plan} is {slower} than {other.plan}: {times}."
     mine, theirs = winner.value(objective), other.value(objective)
     show = format_money if objective == "cost" else format_energy
-    machines = "" if winner.nodes == other.nodes else f", on {winner.nodes} machines instead of {other.nodes}"
+    one = "machine" if winner.nodes == 1 else "machines"
+    machines = "" if winner.nodes == other.nodes else f", on {winner.nodes} {one} instead of {other.nodes}"
     return (f"{winner.plan} takes {(theirs - mine) / theirs:.1%} less {_WORDS[objective]} than {other.plan}: "
             f"{show(mine)} a step instead of {show(theirs)}{machines}; it is {slower}: {times}.")  # fmt: skip
 
@@ -123,8 +124,13 @@ def _cause(name: str, mine: TrainingPlan, theirs: TrainingPlan) -> str:
     return ", ".join(f"{_named(s)} {_word(getattr(mine, s))}, not {_word(getattr(theirs, s))}" for s in differ)
 
 
+def step_text(seconds: float) -> str:
+    """A step's time with three digits or more: minutes would hide what two plans differ by."""
+    return f"{seconds:.1f} s" if 59.95 <= seconds < 3600.0 else format_time(seconds)
+
+
 def _time(seconds: float) -> str:
-    return format_time(seconds) if seconds else "none"
+    return step_text(seconds) if seconds else "none"
 
 
 def _named(setting: str) -> str:
