@@ -1,0 +1,1 @@
+"""Plans for serving: GPUs, degrees and settings for a load and a service level."""

@@ -1,0 +1,106 @@
+"""`ServingPlan`: how one replica of a model is served, and what its engine is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from foretell.errors import InputError, unknown
+
+__all__ = ["CHOICES", "ServingPlan"]
+
+#: ``static``: whole batches, padded, one after the other (no continuous batching).
+ENGINES = ("vllm", "sglang", "trtllm", "static")
+PREEMPTION = ("recompute", "swap")
+#: Formats of weights and of the KV cache.
+FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
+
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "engine": ENGINES,
+        "preemption": PREEMPTION,
+        "weight_dtype": FORMATS,
+        "kv_dtype": FORMATS,
+        "router": ROUTERS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """One replica: degrees, formats and engine settings. Raises InputError for a value that is wrong by itself.
+
+    ``tp · pp · dp`` is a replica's number of devices; `dp` are ranks that each run attention for sequences of their own
+    and share experts (`ep` ranks hold them, out of ``tp · dp``). `replicas` stand behind one router. With
+    `prefill_replicas` and `decode_replicas` above 0 the two phases run on replicas of their own (disaggregated), and
+    `replicas` is their sum.
+    """
+
+    engine: str = "vllm"
+    #: Version of the engine, where its habits changed ("" for the newest known).
+    version: str = ""
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    replicas: int = 1
+    prefill_replicas: int = 0
+    decode_replicas: int = 0
+    router: str = "round-robin"
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    #: Tokens a request may have in all, 0: what the model allows.
+    max_model_len: int = 0
+    block_size: int = 16
+    #: Hundredths of the device's memory that the engine may use.
+    gpu_memory_percent: int = 90
+    chunked_prefill: bool = True
+    prefix_cache: bool = False
+    cuda_graph: bool = True
+    preemption: str = "recompute"
+    #: Bytes of host memory that evicted KV blocks move to, 0: they are lost.
+    host_kv_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in CHOICES:
+                if value not in CHOICES[field.name]:
+                    raise unknown(field.name, str(value), CHOICES[field.name])
+            elif isinstance(field.default, str):
+                if not isinstance(value, str):
+                    raise InputError(f"{field.name} is {value!r}, want text", "serving plan")
+            elif isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise InputError(f"{field.name} is {value!r}, want true or false", "serving plan")
+            elif not isinstance(value, int) or isinstance(value, bool):
+                raise InputError(f"{field.name} is {value!r}, want a whole number", "serving plan")
+            else:
+                least = 0 if field.default == 0 else 1
+                most = 100 if field.name == "gpu_memory_percent" else 2**50
+                if not least <= value <= most:
+                    raise InputError(f"{field.name} is {value}, want {least} to {most}", "serving plan")
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices of one replica."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.devices_per_replica * self.replicas
+
+    def replace(self, **changes: Any) -> ServingPlan:
+        """A copy with some fields changed, checked anew."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON takes them."""
+        return dataclasses.asdict(self)
