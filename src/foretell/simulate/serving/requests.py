@@ -66,9 +66,11 @@ class Requests:
         whole = [np.asarray(c, dtype=np.int64) for c in (input_tokens, output_tokens, prefix, prefix_tokens)]
         columns = np.broadcast_arrays(arrival, *whole)
         order = np.argsort(columns[0], kind="stable")
-        sorted_ = [np.array(column[order]) for column in columns]
-        return Requests(*sorted_, about=MappingProxyType(dict(about or {})),
-                        skipped=MappingProxyType(dict(skipped or {})))  # fmt: skip
+        arrivals, inputs, outputs, prefixes, shared = (np.array(column[order]) for column in columns)
+        return Requests(
+            arrivals, inputs, outputs, prefixes, shared,
+            about=MappingProxyType(dict(about or {})), skipped=MappingProxyType(dict(skipped or {})),
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.arrival_s)
