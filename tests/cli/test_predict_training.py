@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,24 @@ def test_from_python() -> None:
     found = predict(CONFIG, PLAN, cluster(ON), tokens=15e12)
     assert found.excess == ""
     assert found.candidate.run(15e12).time_s == pytest.approx(found.to_dict()["run"]["time_s"])
+
+
+def test_the_guide_shows_the_card_of_its_command(run: Run) -> None:
+    text = (Path(__file__).parents[2] / "docs/guides/training-at-scale.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ foretell (predict .* --tokens 15T)\n```$", text, re.MULTILINE)
+    shown = text[text.index("    llm:llama-3-70b · training on") : text.index("\n| line |")]
+    today = run(*shlex.split(command)).stdout
+
+    def rate(card: str) -> float:
+        return float(re.findall(r"([\d,]+) tokens/s a GPU", card)[0].replace(",", ""))
+
+    def memory(card: str) -> list[str]:
+        lines = [line.strip() for line in card.splitlines()]
+        start = next(i for i, line in enumerate(lines) if line.startswith("GiB on stage"))
+        return lines[start : start + 12]
+
+    assert rate(shown) == pytest.approx(rate(today), rel=0.1)  # constants are fitted anew now and then
+    assert memory(shown) == memory(today)
 
 
 def test_no_torch_is_needed(shell: Callable[..., Any]) -> None:
