@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,7 +95,8 @@ def stage_rows(stage: str, every: Sequence[Row]) -> list[tuple[Row, float]]:
             "experts": row.source == "megatron-bridge" and row.moe and row.split != "older",
         }
         if shows[stage]:
-            chosen.append((row, 5.0 if row.source in ("calculon", "llama-3") else 1.0))
+            few = {"calculon": 8.0, "llama-3": 2.0, "megatron-bridge": 3.0}.get(row.source, 1.0)
+            chosen.append((row, 0.3 if row.split == "older" else few))  # software that is no longer run
     return chosen
 
 
@@ -105,6 +107,7 @@ def fit(every: Sequence[Row], stages: Iterable[str] = tuple(STAGES), start: Cons
         chosen = stage_rows(stage, every)
         if chosen:
             found = _fit(STAGES[stage], [row for row, _ in chosen], np.array([w for _, w in chosen]), found)
+            print(f"fitted {stage} on {len(chosen)} rows", file=sys.stderr, flush=True)
     return found
 
 
@@ -137,7 +140,7 @@ def _fit(names: Sequence[str], chosen: Sequence[Row], weights: np.ndarray, start
 
     solved = least_squares(
         errors, np.minimum(first, most - 1e-6), bounds=(-np.inf, most), loss="soft_l1", f_scale=_ROBUST, diff_step=1e-3,
-        max_nfev=40,
+        max_nfev=12, ftol=1e-4,
     )  # fmt: skip
     return at(solved.x)
 

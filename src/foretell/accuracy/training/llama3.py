@@ -5,9 +5,9 @@ of 16,384. How long a step was follows from the convention that the paper cites 
 arXiv 2204.02311, appendix B): six FLOP a weight and attention in full. The third row, of sequences of 131,072, is left
 out: there the step's time would follow from that convention alone.
 
-From the text of section 3.3: fully sharded gradients and optimiser states, weights kept between forward and backward;
-an interleaved schedule, a layer less on the first and the last rank; gradients summed and reduced in fp32; RoCE of 400
-Gb/s a device. Not said, and taken: one sequence a micro-batch, chunks of one layer, nothing recomputed.
+From the text of section 3.3: sharded optimiser states, weights kept between forward and backward; an interleaved
+schedule, a layer less on the first and the last rank; gradients summed and reduced in fp32; RoCE of 400 Gb/s a device.
+Not said, and taken: one sequence a micro-batch, chunks of one layer, nothing recomputed, gradients reduced once a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(folder: Path) -> list[Row | LeftOut]:
     for gpus, dp, tflops in TABLE:
         plan = TrainingPlan(
             global_batch=SEQUENCES, seq_len=SEQUENCE, tp=8, pp=16, dp=dp, vp=8, first_layers=7, last_layers=7,
-            schedule="interleaved", zero=2, overlap_tp=False,
+            schedule="interleaved", overlap_tp=False,
         )  # fmt: skip
         rows.append(
             Row(

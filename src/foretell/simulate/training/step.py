@@ -221,12 +221,13 @@ class _Steps:
         kernel_host, collective_host = self._host("kernel_s", t), self._host("collective_s", t)
         full, selective = t.chosen("recompute", "full"), t.chosen("recompute", "selective")
         repeated = np.where(full, self._recomputed_share(), 0.0)
-        # FSDP and ZeRO-3 gather each layer's weights before it runs, forward and backward, and scatter its gradients.
+        # FSDP and ZeRO-3 gather each layer's weights before it runs, forward and backward. They and ZeRO-2 scatter its
+        # gradients after each backward pass: there is no room to add them up in.
         sharded = t["zero"] == 3
         for index, group in enumerate(groups):
             one = sums(layer(self.config, group, self.u), self.u, self.device, c)
             core = one.core_s[of]
-            gather, scatter, copied = self._weights_traffic(group, sharded)
+            gather, scatter, copied = self._weights_traffic(group)
             ways = zip(
                 self._comm(group),
                 (one.forward_s[of], one.backward_s[of] + copied),
@@ -372,7 +373,8 @@ class _Steps:
         waits = np.maximum(0.0, whole - m * slowest)
         sent = m * one * ((rank > 0) + (rank < t["pp"] - 1.0) + 2.0 * (chunks - 1.0)) * (t["pp"] > 1)
         exposed = np.minimum(waits, np.where(beside, 2.0 * (t["pp"] - 1.0) * one, sent))
-        return exposed, np.where(beside, sent, 0.0), waits - exposed
+        slower = np.where(beside, self.c["overlap.slowdown"] * sent, 0.0)
+        return exposed + slower, np.where(beside, sent, 0.0), waits - exposed
 
     def _rank_elements(self, group: LayerGroup | None) -> tuple[Floats, Floats]:
         """Elements of dense and expert weights of a layer on each device before sharding (None: embedding, head)."""
@@ -385,11 +387,12 @@ class _Steps:
             return table * on_one, np.zeros(len(t))
         return found["matrix"] / t["tp"] + found["vector"], found["experts"] / t["ep"]
 
-    def _weights_traffic(self, group: LayerGroup, sharded: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+    def _weights_traffic(self, group: LayerGroup) -> tuple[Floats, Floats, Floats]:
         """Seconds of gathering a layer's sharded weights, of scattering its gradients, and of copying these into one
         buffer in the format they are reduced in."""
         t = self.t
-        if not sharded.any():
+        gathers, scatters = t["zero"] == 3, (t["zero"] >= 2) & (t.shards > 1)
+        if not scatters.any():
             return np.zeros(len(t)), np.zeros(len(t)), np.zeros(len(t))
         dense, expert = self._rank_elements(group)
         over, stride = t.shards, t["tp"]
@@ -397,7 +400,7 @@ class _Steps:
         gather = self.fabric.time_s("all_gather", 2.0 * (dense + expert), over, stride)
         scatter = self.fabric.time_s("reduce_scatter", gradient * (dense + expert), over, stride)
         copied = (2.0 + gradient) * (dense + expert) / (bandwidth(self.device) * self.c["stream_share"])
-        return tuple(np.where(sharded, seconds, 0.0) for seconds in (gather, scatter, copied))  # type: ignore[return-value]
+        return np.where(gathers, gather, 0.0), np.where(scatters, scatter, 0.0), np.where(scatters, copied, 0.0)
 
     def _held(self) -> tuple[Floats, Floats]:
         """Elements of dense and expert weights on the fullest rank of the pipeline."""
@@ -426,7 +429,6 @@ class _Steps:
         replicas = t["dp"] * t["cp"]
         stride = t["tp"]
         spread = np.maximum(1, t["tp"] * replicas // t["ep"])  # ranks that hold the same experts
-        once = t["zero"] < 3
 
         def collective(kind: str, nbytes: float | Floats) -> Floats:
             found = self.fabric.time_s(kind, nbytes * dense, replicas, stride)
@@ -434,7 +436,7 @@ class _Steps:
 
         reduce = np.where(t["zero"] == 0, collective("all_reduce", gradient), collective("reduce_scatter", gradient))
         gather = np.where(t["zero"] == 0, 0.0, collective("all_gather", 2.0))
-        reduce, gather = np.where(once, reduce, 0.0), np.where(once, gather, 0.0)
+        reduce, gather = np.where(t["zero"] < 2, reduce, 0.0), np.where(t["zero"] < 3, gather, 0.0)
         # Hidden behind the last backward pass and the first forward pass of this rank.
         under_b, under_f = slowest * 2.0 / 3.0, slowest / 3.0
         hidden_r = np.where(t.flag("overlap_grad_reduce"), np.minimum(c["dp.hidden"] * reduce, under_b), 0.0)
