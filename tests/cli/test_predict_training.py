@@ -149,6 +149,14 @@ def test_a_config_file_is_a_workload(run: Run, tmp_path: Path) -> None:
         assert written(run("predict", workload, *SMALL[2:], "--json"))["workload"] == "llm:mine"
 
 
+def test_a_captured_graph_is_no_workload(run: Run, failed: Failed, tmp_path: Path) -> None:
+    graph = tmp_path / "graph.json"
+    run("capture", "llm:gpt2", "--seq-len", "8", "--out", graph)
+    result = run("predict", graph, *SMALL[2:])
+    assert result.exit_code == 2
+    assert "was captured for one device; give llm:NAME or hf:CONFIG.json" in failed(result)
+
+
 def test_calibrated_from_a_run(run: Run, failed: Failed, tmp_path: Path) -> None:
     path = tmp_path / "my-run.json"
     plan = {"global_batch": 64, "seq_len": 8192, "tp": 8, "pp": 2, "recompute": "selective"}
@@ -293,10 +301,10 @@ def test_what_is_missing_or_is_no_transformer_is_named(run: Run, failed: Failed)
         assert said in failed(result), arguments
 
 
-def test_the_nearest_plans_are_named_once(run: Run, failed: Failed) -> None:
-    plans = failed(run(*SMALL, "--overlap", "tp")).partition("the nearest plans: ")[2].split(", or ")
-    assert len(plans) > 1
-    assert len(set(plans)) == len(plans)
+def test_the_nearest_plans_are_told_apart(run: Run, failed: Failed) -> None:
+    plans = failed(run(*SMALL, "--recompute", "40")).partition("the nearest plans: ")[2].split(", or ")
+    assert len(set(plans)) == len(plans) > 1
+    assert any("--recompute selective" in plan for plan in plans)
 
 
 def test_what_is_said_to_fit_does(run: Run) -> None:

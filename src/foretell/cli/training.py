@@ -115,10 +115,16 @@ def predict_training(context: typer.Context, workload: str, on: str) -> None:
 
 def _config(workload: str, devices: int) -> LLMConfig:
     """The transformer that is named; of another workload what can be had instead."""
+    from foretell.documents import read_json
     from foretell.errors import InputError
     from foretell.workload import llm
 
     name = workload.removeprefix("hf:")
+    if workload.endswith(".json") and ":" not in workload:
+        data = read_json(Path(workload), "config.json")
+        if isinstance(data, dict) and str(data.get("schema", "")).startswith("foretell."):
+            raise InputError(f"{workload[-80:]!r} was captured for one device", "WORKLOAD",
+                             "give llm:NAME or hf:CONFIG.json")  # fmt: skip
     if workload.startswith("llm:") or name.endswith((".json", ".toml")):
         return llm.config(name)
     if workload.startswith("hf:"):
