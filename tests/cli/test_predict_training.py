@@ -20,8 +20,9 @@ from foretell.plan.training.predicted import predict, unmasked_flops
 from foretell.report import schema
 from foretell.simulate.training import PlanTable, TrainingPlan
 from foretell.simulate.training.constants import constants
+from foretell.simulate.training.memory import PARTS as MEMORY
 from foretell.simulate.training.memory import by_rank, over_capacity
-from foretell.simulate.training.step import step
+from foretell.simulate.training.step import PARTS, step
 from foretell.units import format_bytes
 from foretell.workload import llm
 
@@ -83,6 +84,13 @@ def test_json_is_what_the_parts_say(run: Run) -> None:
     assert document["cost_usd"] == pytest.approx(document["usd_per_h"] * document["time_s"] / 3600)
     assert document["power_w"] == pytest.approx(document["energy_j"] / document["time_s"])
     assert document["calibration"] is None
+
+
+def test_the_schema_has_the_settings_and_parts_of_the_code() -> None:
+    own, of_plans = schema("foretell.training-step/1")["properties"], schema("foretell.plan/1")["properties"]
+    assert own["plan"] == of_plans["best"]["items"]["properties"]["plan"]
+    assert tuple(own["parts_s"]["properties"]) == tuple(name.removesuffix("_s") for name in PARTS)
+    assert tuple(own["memory"]["properties"]["ranks"]["items"]["properties"]["parts_bytes"]["properties"]) == MEMORY
 
 
 def test_attention_counted_in_full_is_twelve_lht_a_token(run: Run) -> None:
