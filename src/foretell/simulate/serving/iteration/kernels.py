@@ -1,0 +1,209 @@
+"""What kernels of an iteration take, and what they draw: columns (points,) by part.
+
+Matrix products and attention are those of `foretell.cost.kernels` with their residuals, whose measurements were of
+serving engines' kernels; streams go by bandwidth, collectives by `foretell.simulate.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost import residual
+from foretell.cost.energy import Power, power_of
+from foretell.cost.kernel import KERNEL
+from foretell.cost.kernels.attention import Attentions
+from foretell.cost.kernels.gemm import SCHEMES, Products
+from foretell.cost.kernels.times import KernelTimes
+from foretell.cost.rates import bandwidth, matrix_rate
+from foretell.hardware.device import Device
+from foretell.simulate.collectives import Fabric
+from foretell.simulate.collectives.experts import exchange_s
+from foretell.simulate.serving.iteration.constants import Constants
+from foretell.simulate.serving.iteration.sizes import Kernels, Message, Product, Stream
+from foretell.simulate.training.constants import generation
+from foretell.workload.llm import LLMConfig
+
+Floats = npt.NDArray[np.float64]
+
+__all__ = ["COLUMNS", "FORMAT_BYTES", "KERNELS", "PARTS", "Costs", "attended"]
+
+#: Bytes of one value of weights or of the cache: blocks of 16 or 32 values share a scale of 8 bits, groups of 128 one
+#: of 16 bits.
+FORMAT_BYTES = {
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125, "int4": 0.515625,
+}  # fmt: skip
+PARTS = ("products", "attention", "experts", "communication", "elementwise", "logits", "sampling")
+#: What a table keeps beside the seconds of each part: seconds that arithmetic and device memory are the limit, joules
+#: of the core at boost voltage, joules of memory, and launches.
+COLUMNS = (*PARTS, "compute", "memory", "core_j", "memory_j", "kernels")
+KERNELS = COLUMNS.index("kernels")
+_COMPUTE, _MEMORY, _CORE_J, _MEMORY_J = (COLUMNS.index(name) for name in ("compute", "memory", "core_j", "memory_j"))
+#: Tokens a rank sends up to which engines take DeepEP's low-latency kernels.
+_LOW_LATENCY = 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """How products in a format run on a device: rate, bytes of operands, scheme of quantising, and which constant."""
+
+    flops_per_s: float
+    a_bytes: float
+    b_bytes: float
+    scheme: int
+    kind: str
+
+
+def _runs(number_format: str, device: Device) -> _Runs:
+    if number_format == "fp32":
+        return _Runs(matrix_rate(device, "tf32").flops_per_s, 4.0, 4.0, -1, "half")
+    half = "fp16" if number_format == "fp16" else "bf16"
+    b_bytes = FORMAT_BYTES[number_format]
+    if number_format == "fp8" and (rate := matrix_rate(device, "fp8")).runs_as == "fp8":
+        return _Runs(rate.flops_per_s, 1.0, 1.0, SCHEMES.index("token"), "fp8")
+    if number_format in ("nvfp4", "mxfp4") and (rate := matrix_rate(device, "fp4")).runs_as == "fp4":
+        return _Runs(rate.flops_per_s, 0.5, b_bytes, SCHEMES.index("nvfp4"), "fp4")
+    # Anything else is widened on the way in: weights only.
+    rate = matrix_rate(device, half)
+    return _Runs(rate.flops_per_s, 2.0, b_bytes, -1, "half" if b_bytes == 2.0 else "weight_only")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A device with its fabric and constants: turns kernels into columns (`COLUMNS`, points)."""
+
+    device: Device
+    fabric: Fabric | None
+    constants: Constants
+    config: LLMConfig
+    engine: str
+
+    @property
+    def power(self) -> Power | None:
+        """What the device draws."""
+        return power_of(self.device)
+
+    def of(self, kernels: Kernels, points: int) -> Floats:
+        """Columns of these kernels together, (`COLUMNS`, points)."""
+        table = np.zeros((len(COLUMNS), points))
+        for product, found in zip(kernels.products, self._products(kernels.products), strict=True):
+            self._add(table, product.part, found, 2.0 * product.batch * product.m * product.n * product.k,
+                      _runs(product.format, self.device))  # fmt: skip
+        for stream in kernels.streams:
+            self._stream(table, stream)
+        for message in kernels.messages:
+            table[PARTS.index("communication")] += self._message(message)
+            table[KERNELS] += 1.0
+        return table
+
+    def _add(self, table: Floats, part: str, found: KernelTimes, flops: Floats, runs: _Runs) -> None:
+        there = flops > 0.0
+        seconds = np.where(there, found.time_s, 0.0)
+        table[PARTS.index(part)] += seconds
+        bound = np.where(found.compute_s >= found.memory_s, _COMPUTE, _MEMORY)
+        table[bound, np.arange(len(seconds))] += seconds
+        table[KERNELS] += there
+        power = self.power
+        if power is not None:
+            ideal = flops / runs.flops_per_s
+            relative = dict(power.format_w)
+            watts = power.core_w * relative.get({"fp8": "fp8", "fp4": "fp4"}.get(runs.kind, "bf16"), 1.0)
+            held = np.maximum(ideal, found.compute_s)
+            table[_CORE_J] += np.where(there, watts * ((1.0 - power.issue) * ideal + power.issue * held), 0.0)
+            moved = found.dram_bytes * power.dram_j_per_byte + found.l2_bytes * power.l2_j_per_byte
+            table[_MEMORY_J] += np.where(there, moved, 0.0)
+
+    def _stream(self, table: Floats, stream: Stream) -> None:
+        rate = bandwidth(self.device) * self.constants["stream.share"]
+        nbytes = np.broadcast_to(stream.nbytes, table.shape[1:])
+        there = nbytes > 0.0
+        seconds = nbytes / rate + stream.kernels * self.constants["kernel_s"] * there
+        table[PARTS.index(stream.part)] += seconds
+        table[_MEMORY] += seconds
+        table[KERNELS] += stream.kernels * there
+        if self.power is not None:
+            table[_MEMORY_J] += nbytes * (self.power.dram_j_per_byte + self.power.l2_j_per_byte)
+
+    def _message(self, message: Message) -> Floats:
+        assert self.fabric is not None
+        if message.kind in ("dispatch", "combine"):
+            moe = self.config.moe
+            assert moe is not None
+            sizes = (self.config.hidden, moe.top_k, moe.experts, message.size, message.stride)
+            low, normal = (exchange_s(self.fabric, message.kind, message.nbytes, *sizes, low_latency=quick)
+                           for quick in (True, False))  # fmt: skip
+            return np.where(message.nbytes <= _LOW_LATENCY, low, normal)
+        seconds = self.fabric.time_s(message.kind, message.nbytes, message.size, message.stride)
+        return np.asarray(seconds * self.constants["communication"])
+
+    def _products(self, products: Sequence[Product]) -> list[KernelTimes]:
+        """Times of each product, at its share of what the library does alone."""
+        how = generation(self.device)
+        found: list[KernelTimes] = []
+        for p in products:
+            runs, one = _runs(p.format, self.device), np.ones(len(p.m))
+            work = Products(
+                np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k, runs.flops_per_s * one, runs.a_bytes * one,
+                runs.b_bytes * one, 2.0 * one, np.full(len(p.m), runs.scheme),
+            )  # fmt: skip
+            times = work.times(self.device, KERNEL.families["gemm"])
+            factor = one
+            if self.device.kind == "gpu" and runs.kind != "weight_only":
+                factor = _corrected("gemm", work.features(times, self.device), times)
+            grouped = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
+            share = self.constants[f"{grouped}.{runs.kind}.{how}"]
+            found.append(_scaled(times, factor / share))
+        return found
+
+    def attention(self, batch: Floats, queries: Floats, seen: Floats, depth: float, kv_bytes: float, share: float,
+                  between: float) -> Floats:  # fmt: skip
+        """Columns of attention of `batch` key heads: `queries` rows each against `seen` keys.
+
+        `between` are bytes touched between two uses of the cache, `share` what kernels reach of the model's speed.
+        """
+        one = np.ones(len(batch))
+        runs = _runs("bf16", self.device)
+        never = np.zeros(len(batch), dtype=np.bool_)
+        work = Attentions(
+            np.maximum(batch, 1.0), np.maximum(queries, 1.0), np.maximum(seen, 1.0), depth * one,
+            runs.flops_per_s * one, 2.0 * one, kv_bytes * one, never, never, between,
+        )  # fmt: skip
+        times = work.times(self.device, KERNEL.families["attention"])
+        factor = one
+        if self.device.kind == "gpu" and self.config.mla is None:
+            factor = _corrected("attention", work.features(times, self.device), times)
+        table = np.zeros((len(COLUMNS), len(batch)))
+        self._add(table, "attention", _scaled(times, factor / share), 4.0 * batch * queries * seen * depth, runs)
+        return table
+
+
+def _corrected(family: str, features: Floats, times: KernelTimes) -> Floats:
+    learned = residual.load(family)
+    factor = np.exp(np.clip(learned.forests["mid"].predict(features), *learned.clip))
+    return np.maximum(factor, times.floor_s / times.time_s)
+
+
+def _scaled(times: KernelTimes, factor: Floats) -> KernelTimes:
+    return replace(
+        times, compute_s=times.compute_s * factor, memory_s=times.memory_s * factor,
+        latency_s=times.latency_s * factor,
+    )  # fmt: skip
+
+
+def attended(tokens: Floats, cached: Floats, window: int | None) -> Floats:
+    """Mean keys that each of `tokens` new queries sees behind `cached` ones, in a causal mask within `window`.
+
+    >>> attended(np.array([4.0, 4.0, 4.0]), np.array([0.0, 6.0, 6.0]), None).tolist()
+    [2.5, 8.5, 8.5]
+    >>> attended(np.array([4.0, 4.0]), np.array([0.0, 6.0]), 2).tolist()  # 1, 2, 2, 2; 2, 2, 2, 2
+    [1.75, 2.0]
+    """
+    q = np.maximum(tokens, 1.0)
+    full = cached + (q + 1.0) / 2.0
+    if window is None:
+        return full
+    growing = np.clip(window - cached, 0.0, q)  # queries that do not see a whole window
+    return np.asarray((growing * (cached + (growing + 1.0) / 2.0) + (q - growing) * window) / q)

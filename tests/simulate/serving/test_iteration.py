@@ -1,0 +1,239 @@
+"""Iterations of a serving engine: closed forms, monotony, parts, and another way to the same figure."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from foretell.cost import estimate
+from foretell.errors import InfeasibleError
+from foretell.hardware import cluster, device
+from foretell.simulate.serving import Batch, ServingPlan
+from foretell.simulate.serving.iteration import BOUNDS, Iterations
+from foretell.simulate.serving.iteration.kernels import attended
+from foretell.simulate.serving.iteration.sizes import touched
+from foretell.workload import llm
+
+H100 = device("h100-sxm")
+LLAMA = llm.config("llama-3.1-8b")
+MODELS = {
+    "dense": (LLAMA, ServingPlan()),
+    "tensor parallel": (llm.config("llama-3.1-70b"), ServingPlan(tp=4, weight_dtype="fp8", kv_dtype="fp8")),
+    "sliding windows": (llm.config("gemma-3-27b"), ServingPlan(engine="sglang")),
+    "latent attention": (llm.config("deepseek-v2-lite"), ServingPlan(engine="trtllm")),
+    "experts": (llm.config("qwen3-30b-a3b"), ServingPlan(tp=2, ep=2)),
+    "data attention": (llm.config("qwen3-30b-a3b"), ServingPlan(dp=4, ep=4, engine="sglang")),
+    "mxfp4": (llm.config("gpt-oss-20b"), ServingPlan(weight_dtype="mxfp4")),
+    "pipeline": (LLAMA, ServingPlan(pp=2)),
+    "int4": (LLAMA, ServingPlan(weight_dtype="int4", engine="static")),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def iterations(request: pytest.FixtureRequest) -> Iterations:
+    config, plan = MODELS[request.param]
+    return Iterations.of(config, plan, H100)
+
+
+def _mixed(seed: int = 0, count: int = 64) -> Batch:
+    r = np.random.default_rng(seed)
+    seqs, prompts = r.integers(0, 300, count), r.integers(0, 3, count)
+    tokens = np.where(prompts > 0, r.integers(1, 8192, count), 0)
+    return Batch.of(
+        decode_seqs=seqs, decode_tokens=seqs * r.integers(1, 8000, count), prefill_seqs=prompts, prefill_tokens=tokens
+    )
+
+
+def test_decoding_one_sequence_reads_all_weights() -> None:
+    it = Iterations.of(LLAMA, ServingPlan(), H100)
+    assert H100.memory_bandwidth_bytes_per_s is not None
+    embedding = 2 * LLAMA.vocab * LLAMA.hidden  # looked up, not read
+    least = (it.weights_bytes - embedding) / H100.memory_bandwidth_bytes_per_s
+    seconds = it.time_s(Batch.of(decode_seqs=1, decode_tokens=1))[0]
+    assert least <= seconds <= 1.6 * least
+
+
+def test_a_prompt_takes_at_least_its_arithmetic() -> None:
+    it = Iterations.of(LLAMA, ServingPlan(), H100)
+    peak = H100.peak("bf16", "tensor")
+    assert peak is not None
+    n = 8192
+    matrices = LLAMA.parameters - 2 * LLAMA.vocab * LLAMA.hidden
+    least = (2 * matrices * n + 4 * n * n / 2 * LLAMA.heads * LLAMA.head_dim * LLAMA.layers) / peak
+    seconds = it.time_s(Batch.of(prefill_seqs=1, prefill_tokens=n))[0]
+    assert least <= seconds <= 2.2 * least
+
+
+def test_parts_sum_to_the_time(iterations: Iterations) -> None:
+    batch = _mixed()
+    parts = iterations.parts(batch)
+    np.testing.assert_allclose(sum(parts.values()), iterations.time_s(batch), rtol=1e-12)
+    assert all((part >= 0).all() for part in parts.values())
+
+
+def test_nothing_to_do_takes_no_time(iterations: Iterations) -> None:
+    assert iterations.time_s(Batch.of(decode_seqs=0)).tolist() == [0.0]
+
+
+def test_time_grows_with_sequences_context_and_prompt(iterations: Iterations) -> None:
+    n = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    slack = 1.03  # kernels of another size can be a little faster
+    for seconds in (
+        iterations.time_s(Batch.of(decode_seqs=n, decode_tokens=n * 1000)),
+        iterations.time_s(Batch.of(decode_seqs=8, decode_tokens=8 * n * 100)),
+        iterations.time_s(Batch.of(decode_seqs=8, decode_tokens=8000, prefill_seqs=1, prefill_tokens=n * 16)),
+        iterations.time_s(Batch.of(prefill_seqs=1, prefill_tokens=512, prefill_pairs=512 * n * 100,
+                                   prefill_cached=n * 100)),
+    ):  # fmt: skip
+        assert (seconds[1:] * slack >= seconds[:-1]).all()
+        assert seconds[-1] > seconds[0]
+
+
+def test_no_communication_without_parallelism() -> None:
+    assert not Iterations.of(LLAMA, ServingPlan(), H100).parts(_mixed())["communication"].any()
+    for degree in ("tp", "pp"):
+        it = Iterations.of(LLAMA, ServingPlan(**{degree: 2}), H100)
+        assert it.parts(Batch.of(decode_seqs=8, decode_tokens=800))["communication"][0] > 0
+
+
+def test_tensor_parallel_ranks_split_weights_and_time() -> None:
+    batch = Batch.of(decode_seqs=[8, 0], decode_tokens=[8000, 0], prefill_seqs=[0, 1], prefill_tokens=[0, 8192])
+    one, two, four = (Iterations.of(llm.config("llama-3.1-70b"), ServingPlan(tp=tp, weight_dtype="fp8"), H100)
+                      for tp in (1, 2, 4))  # fmt: skip
+    assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=1e-3)
+    assert four.kv_bytes_per_token == one.kv_bytes_per_token / 4
+    products = [it.parts(batch)["products"] for it in (one, two, four)]
+    assert (products[1] < 0.75 * products[0]).all()
+    assert (products[2] < 0.75 * products[1]).all()
+    assert (four.time_s(batch) < one.time_s(batch)).all()
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gemma-3-27b"])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_agrees_with_the_cost_of_the_whole_graph(name: str, phase: str) -> None:
+    """The parametric graph, costed op by op, is another way to the same kernels: within 30 %, host left out."""
+    config = llm.config(name)
+    h200 = device("h200-sxm")
+    it = Iterations.of(config, ServingPlan(), h200)
+    if phase == "decode":
+        graph = llm.graph(config, phase="decode", batch=32, context=2048, fused=True)
+        batch = Batch.of(decode_seqs=32, decode_tokens=32 * 2048)
+    else:
+        graph = llm.graph(config, phase="prefill", batch=2, seq_len=2048, fused=True, logits="last")
+        batch = Batch.of(prefill_seqs=2, prefill_tokens=4096)
+    other = estimate(graph, h200, runtime="compiled")
+    ours = it.time_s(batch)[0] - it.parts(batch)["host"][0]
+    assert ours == pytest.approx(float(other.ops.time_s.sum()), rel=0.3)
+
+
+def test_between_grid_points_as_costed_directly() -> None:
+    """Tables against kernels costed at the very sizes."""
+    config, plan = MODELS["experts"]
+    it = Iterations.of(config, plan, H100)
+    from foretell.simulate.serving.iteration import sizes
+
+    m = np.array([37.0, 77.0, 203.0, 411.0, 1111.0, 3333.0, 7777.0])
+    direct = it.costs.of(sizes.embedding(config, plan, m), len(m))
+    for group in config.groups:
+        direct += group.layers * it.costs.of(sizes.rows(config, group, plan, m, 2.0), len(m))
+    np.testing.assert_allclose(it.rows.rows(slice(0, 7), m).sum(axis=0), direct[:7].sum(axis=0), rtol=0.03)
+    n, k = np.array([3.0, 19.0, 77.0, 300.0]), np.array([700.0, 3333.0, 1500.0, 9000.0])
+    heads, kv_heads = sizes.heads_of(config, plan)
+    exact = config.layers * it.costs.attention(
+        n * kv_heads, np.full(4, heads / kv_heads), k, config.head_dim, 2.0, it.costs.constants["attention.decode"],
+        it.weights_bytes,
+    )  # fmt: skip
+    found = it.decode_attention[0][1].rows(slice(0, 7), n, k)
+    np.testing.assert_allclose(found.sum(axis=0), exact[:7].sum(axis=0), rtol=0.06)
+
+
+def test_sliding_windows_bound_what_is_read() -> None:
+    gemma = llm.config("gemma-3-27b")
+    full = gemma.replace(attention_pattern=("full",), sliding_window=None)
+    batch = Batch.of(decode_seqs=16, decode_tokens=16 * 32768)
+    windowed, whole = (Iterations.of(c, ServingPlan(), H100).parts(batch)["attention"][0] for c in (gemma, full))
+    assert windowed < 0.35 * whole
+
+
+def test_quantised_weights_and_cache_take_fewer_bytes() -> None:
+    plain, fp8, int4 = (Iterations.of(LLAMA, ServingPlan(weight_dtype=d), H100) for d in ("bf16", "fp8", "int4"))
+    assert plain.weights_bytes > 1.6 * fp8.weights_bytes > 1.8 * int4.weights_bytes * 0.8
+    cached = Iterations.of(LLAMA, ServingPlan(kv_dtype="fp8"), H100)
+    assert cached.kv_bytes_per_token == plain.kv_bytes_per_token / 2 == 65536
+    assert cached.kv_capacity_tokens == pytest.approx(2 * plain.kv_capacity_tokens, rel=0.01)
+    batch = Batch.of(decode_seqs=64, decode_tokens=64 * 8192)
+    assert cached.parts(batch)["attention"][0] < 0.75 * plain.parts(batch)["attention"][0]
+    one = Batch.of(decode_seqs=1, decode_tokens=100)
+    assert fp8.parts(one)["products"][0] < 0.75 * plain.parts(one)["products"][0]
+
+
+def test_experts_are_read_as_tokens_reach_them() -> None:
+    assert touched(128, 8, np.array([1.0, 50.0]))[1] == pytest.approx(llm.experts_touched(128, 8, 50))
+    it = Iterations.of(llm.config("qwen3-30b-a3b"), ServingPlan(), H100)
+    experts = it.parts(Batch.of(decode_seqs=[1, 16, 256], decode_tokens=[100, 1600, 25600]))["experts"]
+    assert experts[1] > 3 * experts[0]  # 16 tokens reach ten times as many
+    assert experts[2] < 3 * experts[1]  # all are reached by then
+
+
+def test_attended_keys() -> None:
+    for q, c, w in ((5, 0, None), (5, 3, None), (5, 3, 4), (5, 3, 6), (9, 0, 4), (3, 10, 4)):
+        seen = [min(c + i, w or 10**9) for i in range(1, q + 1)]
+        assert attended(np.array([float(q)]), np.array([float(c)]), w)[0] == pytest.approx(np.mean(seen))
+
+
+def test_power_is_between_idle_and_limit(iterations: Iterations) -> None:
+    watts = iterations.power_w(_mixed())
+    assert H100.idle_w is not None
+    assert H100.tdp_w is not None
+    assert (watts > H100.idle_w).all()
+    assert (watts <= H100.tdp_w).all()
+    prompt = iterations.power_w(Batch.of(prefill_seqs=1, prefill_tokens=8192))
+    assert prompt[0] > iterations.power_w(Batch.of(decode_seqs=1, decode_tokens=100))[0]
+
+
+def test_what_binds() -> None:
+    it = Iterations.of(LLAMA, ServingPlan(), H100)
+    decode, prompt = Batch.of(decode_seqs=8, decode_tokens=8000), Batch.of(prefill_seqs=1, prefill_tokens=8192)
+    assert it.bound(decode) == ["bandwidth"]
+    assert it.bound(prompt) == ["compute"]
+    slow = Iterations.of(LLAMA, ServingPlan(tp=8), cluster("8x rtx-pro-6000-server"))
+    assert slow.bound(prompt) == ["network"]
+    eager = Iterations.of(llm.config("llama-3.2-1b"), ServingPlan(version="0.2.0"), H100)
+    assert eager.bound(Batch.of(decode_seqs=1, decode_tokens=100)) == ["host"]
+    assert set(it.bound(_mixed())) <= set(BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (ServingPlan(tp=3), "32 heads cannot be split 3 ways"),
+        (ServingPlan(pp=40), "32 layers cannot be 40 stages"),
+        (ServingPlan(tp=2, ep=2), "no 2 ranks can share its experts"),
+        (ServingPlan(tp=2, ep=4), "ep 4 does not divide"),
+    ],
+)
+def test_infeasible_plans(plan: ServingPlan, said: str) -> None:
+    with pytest.raises(InfeasibleError, match=said):
+        Iterations.of(LLAMA, plan, cluster("dgx-h100 * 8" if plan.pp > 8 else "8x h100-sxm")
+                      if plan.pp <= 8 else cluster("8x dgx-h100"))  # fmt: skip
+
+
+def test_too_few_devices() -> None:
+    with pytest.raises(InfeasibleError, match="takes 4 devices"):
+        Iterations.of(LLAMA, ServingPlan(tp=4), cluster("2x h100-sxm"))
+
+
+def test_no_room_for_a_cache() -> None:
+    it = Iterations.of(llm.config("llama-3.1-70b"), ServingPlan(), H100)
+    with pytest.raises(InfeasibleError, match="no room for a cache"):
+        _ = it.kv_capacity_tokens
+
+
+def test_twenty_thousand_iterations_a_second() -> None:
+    it = Iterations.of(*MODELS["experts"], H100)
+    batch = _mixed(1, 20000)
+    start = time.process_time()
+    it.time_s(batch)
+    assert time.process_time() - start < 1.0
