@@ -459,3 +459,11 @@ def test_what_no_change_can_mend_says_how_many_devices_the_states_fill() -> None
     assert "fill 142 such devices" in said  # 18 bytes of 671 billion parameters, 79.6 GiB each
     with pytest.raises(InfeasibleError, match="even one sequence at a time does not fit"):
         largest_micro_batch(config, plan, DGX)
+
+
+def test_zero_bubble_holds_the_logits_of_one_micro_batch() -> None:
+    plan = TrainingPlan(32, 8192, pp=8, schedule="zero-bubble")
+    last = {name: by_rank(llm.config("llama-3-8b"), plan.replace(schedule=name), hardware.device("h100-sxm")).breakdown(7)
+            for name in ("1f1b", "zero-bubble")}  # fmt: skip
+    assert last["zero-bubble"]["logits"] == last["1f1b"]["logits"]
+    assert last["zero-bubble"]["activations"] == pytest.approx(8 * last["1f1b"]["activations"], rel=0.01)

@@ -51,7 +51,9 @@ def _pipeline(
     keep = ranks
     if prune and pp > 2:
         keep = np.array([0, *_fullest(total, held, range(1, pp - 1)), pp - 1])
-    return keep, total[keep], held[keep], (keep == 0), (keep == pp - 1), np.full(len(keep), flight[-1, -1])
+    # Zero-bubble schedules put off gradients of layers' weights; the head's is made at once, as what it needs is large.
+    heads = 1.0 if schedule == "zero-bubble" else flight[-1, -1]
+    return keep, total[keep], held[keep], (keep == 0), (keep == pp - 1), np.full(len(keep), heads)
 
 
 def _fullest(layers: Floats, held: Floats, ranks: range) -> list[int]:
