@@ -463,7 +463,8 @@ def test_what_no_change_can_mend_says_how_many_devices_the_states_fill() -> None
 
 def test_zero_bubble_holds_the_logits_of_one_micro_batch() -> None:
     plan = TrainingPlan(32, 8192, pp=8, schedule="zero-bubble")
-    last = {name: by_rank(llm.config("llama-3-8b"), plan.replace(schedule=name), hardware.device("h100-sxm")).breakdown(7)
+    card = hardware.device("h100-sxm")
+    last = {name: by_rank(llm.config("llama-3-8b"), plan.replace(schedule=name), card).breakdown(7)
             for name in ("1f1b", "zero-bubble")}  # fmt: skip
     assert last["zero-bubble"]["logits"] == last["1f1b"]["logits"]
     assert last["zero-bubble"]["activations"] == pytest.approx(8 * last["1f1b"]["activations"], rel=0.01)
