@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gzip
 import itertools
+import statistics
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ except InputError:
     DATA = Path("absent")
 FOLDERS = {
     "silicon-sample": "aiconfigurator-serving",
+    "tensorrt-llm": "tensorrt-llm",
+    "ml-energy": "ml-energy",
+    "splitwise": "splitwise",
 }
 
 
@@ -158,6 +162,84 @@ def test_silicon_sample_columns(tmp_path: Path) -> None:
     (tmp_path / "aiconfigurator-serving" / "silicon_sample.csv.gz").write_bytes(b"no")
     with pytest.raises(InputError, match="cannot read the table"):
         rows("silicon-sample", tmp_path)
+
+
+def test_tensorrt_llm_is_read_whole() -> None:
+    found = read("tensorrt-llm")
+    assert len(found) == 582
+    assert not reasons("tensorrt-llm")
+    assert {row.load for row in found} == {"requests"}
+    assert {row.plan.version for row in found} == {"0.14.0", "1.0"}
+    # Numbers of requests by lengths, as the document's own table of version 0.14 has them.
+    stated = {(128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (2048, 128): 3000, (2048, 2048): 1500,
+              (5000, 500): 1500, (1000, 1000): 3000, (500, 2000): 3000, (20000, 2000): 1000}  # fmt: skip
+    for row in found:
+        if row.plan.version == "0.14.0":
+            assert row.amount == stated[row.isl, row.osl], row.label
+
+
+def test_tensorrt_llm_models_of_one_shape_agree() -> None:
+    """Llama 3 70B and 3.1 70B are one architecture: their columns agree within 0.87 to 1.13, on average to 1 %."""
+    by: dict[tuple[object, ...], dict[str, float]] = {}
+    for row in read("tensorrt-llm"):
+        if row.family in ("LLaMA v3 70B", "LLaMA v3.1 70B"):
+            key = (row.gpu, row.plan.weight_dtype, row.plan.tp, row.isl, row.osl)
+            by.setdefault(key, {})[row.family] = row.tokens_per_s
+    ratios = [v["LLaMA v3 70B"] / v["LLaMA v3.1 70B"] for v in by.values() if len(v) == 2]
+    assert len(ratios) > 90
+    assert 0.86 < min(ratios) < max(ratios) < 1.14
+    assert statistics.mean(ratios) == pytest.approx(1.0, abs=0.01)
+
+
+def test_ml_energy_is_read_whole() -> None:
+    found = read("ml-energy")
+    assert len(found) == 243
+    assert reasons("ml-energy") == {
+        "image-chat: not text": 92, "video-chat: not text": 39, "not all layers are attention": 31,
+    }  # fmt: skip
+    assert {row.split for row in found} == {"judge"}
+
+
+def test_ml_energy_batches_over_gaps_are_throughputs() -> None:
+    """Sequences over the time of a token are the tokens of all devices, so one engine holds the whole batch."""
+    ratios = [row.tokens_per_s * row.itl_s / row.amount for row in read("ml-energy")]
+    assert statistics.median(ratios) == pytest.approx(0.95, abs=0.01)
+    assert max(ratios) < 1.07
+    for row in read("ml-energy"):
+        assert row.amount <= row.plan.max_num_seqs
+        assert row.plan.ep in (1, row.plan.tp)
+        # A sequence seen while it decodes is a long one: at least half a mean answer is behind it.
+        assert row.context - row.isl > 0.49 * row.osl
+        assert 0 < row.power_w / row.gpus < 1.05 * 700.0
+
+
+def test_splitwise_repeats_are_one_row() -> None:
+    found = read("splitwise")
+    assert len(found) == 76
+    assert {row.plan.tp for row in found} == {2, 4, 8}
+    judged = [row for row in found if row.ttft_s]
+    assert all(row.amount == 1 and row.isl <= 4096 for row in judged)
+    assert len(judged) == 48
+    # Over four devices and over eight, a token of one Llama-2-70B sequence takes the same: the host's 45 ms.
+    floor = [r.tpot_s for r in found if r.plan.tp in (4, 8) and r.amount == 1 and r.family == "llama2-70b"]
+    assert 0.042 < min(floor) < max(floor) < 0.047
+
+
+def test_splitwise_columns(tmp_path: Path) -> None:
+    head = "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel"
+    (tmp_path / "splitwise").mkdir()
+    (tmp_path / "splitwise" / "perf_model.csv").write_text(
+        f"{head}\nllama2-70b,h100-80gb,512,2,128,9,1,4\nllama2-70b,h100-80gb,512,2,128,9,3,4\n"
+        "llama2-70b,h100-80gb-pcap,512,2,128,9,3,4\nllama2-70b,h100-80gb,512,2,128,9,2,4\n"
+        "llama2-70b,a100-80gb,512,1,128,200,50,2\nfalcon-9b,a100-80gb,512,1,128,200,50,2\n"
+    )
+    both, alone = rows("splitwise", tmp_path)
+    assert (both.tpot_s, both.ttft_s, both.amount, both.gpu) == (2e-3, 0.0, 2, "h100-sxm")
+    assert (both.plan.tp, both.plan.weight_dtype) == (4, "fp16")
+    assert (alone.ttft_s, alone.context, alone.gpus, alone.plan.cuda_graph) == (0.2, 576.0, 2, False)
+    assert [item.reason for item in left_out("splitwise", tmp_path)] == [
+        "h100-80gb-pcap: its power is capped", "no configuration of falcon-9b is known",
+    ]  # fmt: skip
 
 
 def test_models_by_any_of_their_names() -> None:

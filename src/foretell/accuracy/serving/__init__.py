@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from foretell.accuracy.serving import silicon_sample
+from foretell.accuracy.serving import ml_energy, silicon_sample, splitwise, tensorrt_llm
 from foretell.accuracy.serving.row import LOADS, LeftOut, Row
 from foretell.accuracy.slices import data_folder
 from foretell.errors import unknown
@@ -22,6 +22,9 @@ __all__ = ["LOADS", "SOURCES", "LeftOut", "Row", "left_out", "rows"]
 SOURCES: Mapping[str, Callable[[Path], Sequence[Row | LeftOut]]] = MappingProxyType(
     {
         "silicon-sample": silicon_sample.read,
+        "tensorrt-llm": tensorrt_llm.read,
+        "ml-energy": ml_energy.read,
+        "splitwise": splitwise.read,
     }
 )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from foretell.accuracy.training.row import LeftOut, Line
 from foretell.errors import InputError
@@ -16,7 +18,7 @@ from foretell.hardware.cluster import Cluster, cluster
 from foretell.simulate.serving import ServingPlan
 from foretell.workload.llm import LLMConfig
 
-__all__ = ["LOADS", "LeftOut", "Line", "Row", "devices", "lines"]
+__all__ = ["LOADS", "LeftOut", "Line", "Row", "devices", "lines", "unpacked_json"]
 
 #: ``concurrency``: so many requests in the system, a finished one replaced at once. ``batch``: so many sequences decode
 #: together, on average. ``requests``: so many are there at the start, and none comes after them.
@@ -30,7 +32,8 @@ class Row:
     """What somebody measured: model, how it was served, on what, under which load, and the figures, 0 where not stated.
 
     `load` is one of `LOADS` and `amount` how much of it, of all ranks together. `isl` and `osl` are prompt and output
-    tokens of a request (`isl` 0: not stated). `tpot_s` is the time of an output token after the first (mean of
+    tokens of a request, `context` the cached tokens of a decoding sequence on average (0: a prompt and half an answer).
+    `tpot_s` is the time of an output token after the first (mean of
     requests), `itl_s` the median gap between tokens, `tokens_per_s` output tokens of all devices together, `power_w`
     that of all devices.
 
@@ -48,6 +51,7 @@ class Row:
     isl: float
     osl: float
     family: str
+    context: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     itl_s: float = 0.0
@@ -59,6 +63,8 @@ class Row:
     def __post_init__(self) -> None:
         if self.load not in LOADS:
             raise ValueError(f"load is {self.load!r}, not one of {LOADS}")
+        if not self.context:
+            object.__setattr__(self, "context", self.isl + self.osl / 2.0)
         if self.plan.devices != self.cluster.device_count:
             raise ValueError(f"{self.label}: {self.plan.devices} devices planned, {self.cluster.device_count} there")
 
@@ -120,3 +126,18 @@ def lines(path: Path) -> Iterator[Line]:
 def _unpacked(path: Path) -> bytes:
     with gzip.open(path, "rb") as file:
         return file.read(_MOST_BYTES + 1)
+
+
+def unpacked_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a ``.gz`` file. Raises InputError where it is missing, huge or none."""
+    repair = "use the table as published"
+    try:
+        data = _unpacked(path)
+        if len(data) > _MOST_BYTES:
+            raise InputError(f"has more than {_MOST_BYTES >> 20} MiB", str(path), repair)
+        found = json.loads(data)
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise InputError(f"cannot read it: {error}", str(path), repair) from error
+    if not isinstance(found, dict):
+        raise InputError("is no JSON object", str(path), repair)
+    return found
