@@ -1,0 +1,23 @@
+"""BurstGPT: requests to ChatGPT and GPT-4 at a campus, over months."""
+
+from __future__ import annotations
+
+from foretell.simulate.serving.workloads.family import Rows, Trace, Wanted, reader
+from foretell.simulate.serving.workloads.source import Source, number
+
+_TIME, _INPUT, _OUTPUT = "Timestamp", "Request tokens", "Response tokens"
+
+
+@reader(
+    "burstgpt",
+    looks=lambda head: head.has(_TIME, _INPUT, _OUTPUT),
+    source="github.com/HPMLL/BurstGPT, README.md (arXiv 2401.17644)",
+)
+def burstgpt(source: Source, wanted: Wanted) -> Trace:
+    """CSV with columns Timestamp (s), Request tokens and Response tokens; a response of 0 tokens is a failure."""
+    rows = Rows(wanted)
+    for row, cells in source.rows(_TIME, _INPUT, _OUTPUT):
+        if rows.enough():
+            break
+        rows.add(row, number(cells.get(_TIME)), number(cells.get(_INPUT)), number(cells.get(_OUTPUT)))
+    return rows.trace(source)

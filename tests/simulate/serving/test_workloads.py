@@ -1,0 +1,323 @@
+"""Traces: every reader on a file of its published schema, the measured ones against what their authors report."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretell.errors import ForetellError, InputError, UnknownNameError
+from foretell.simulate.serving.workloads import Trace, Wanted, read, reader, readers, replayed
+from foretell.simulate.serving.workloads.prefixes import shared_prefixes
+from foretell.simulate.serving.workloads.shaping import faster
+
+DATA = Path(os.environ.get("FORETELL_DATA") or Path("..") / "shared" / "data")
+needs_azure = pytest.mark.skipif(not (DATA / "azure-llm-2023").is_dir(), reason="no azure-llm-2023 in $FORETELL_DATA")
+needs_servegen = pytest.mark.skipif(not (DATA / "servegen").is_dir(), reason="no servegen in $FORETELL_DATA")
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+MOONCAKE = [
+    {"timestamp": 27482, "input_length": 1300, "output_length": 52, "hash_ids": [46, 47, 2353]},
+    {"timestamp": 30535, "input_length": 1472, "output_length": 26, "hash_ids": [46, 47, 2366]},
+]
+CHAT = [
+    {"id": "a", "conversations": [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 42}]},
+    {"id": "b", "conversations": [{"from": "human", "value": "only asked"}]},
+    {"id": "c", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u" * 8},
+                             {"role": "assistant", "content": "a"}]},
+]  # fmt: skip
+GUIDELLM = {"benchmarks": [
+    {"requests": {"successful": [], "incomplete": [], "errored": []}},
+    {"requests": {
+        "successful": [
+            {"prompt_tokens": 10, "output_tokens": 5, "request_start_time": 1005.5},
+            {"prompt_tokens": 20, "output_tokens": 6, "request_start_time": 1005.0},
+        ],
+        "incomplete": [{"prompt_tokens": 1}], "errored": [{}, {}],
+    }},
+]}  # fmt: skip
+VLLM = {"num_prompts": 3, "request_throughput": 1.0, "input_lens": [10, 20, 30], "output_lens": [1, 0, 3],
+        "start_times": [100.0, 101.0, 103.5], "errors": ["", "", ""]}  # fmt: skip
+#: A file of each kind: its text, arrivals (None: no times), input and output tokens, and what is skipped.
+FILES = {
+    "azure": (AZURE, [0, 4.314579, 4.541877], [374, 396, 879], [44, 109, 55], 0),
+    "burstgpt": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,Conversation log\n118,GPT-4,417,276,693,API log",
+        [0, 113], [472, 417], [18, 276], 1,
+    ),
+    "mooncake": ("\n".join(map(json.dumps, MOONCAKE)), [0, 3.053], [1300, 1472], [52, 26], 0),
+    "sharegpt": (json.dumps(CHAT), None, [100, 2], [10, 1], 1),
+    "guidellm": (json.dumps(GUIDELLM), [0, 0.5], [20, 10], [6, 5], 3),
+    "vllm": (json.dumps(VLLM), [0, 3.5], [10, 30], [1, 3], 1),
+    "plain": ("arrival_s,input_tokens,output_tokens\n1.5,10,20\n2,30,40\n", [0, 0.5], [10, 30], [20, 40], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_file_of_each_kind(kind: str, packed: bool, named: bool, tmp_path: Path) -> None:
+    text, arrival, asked, answered, skipped = FILES[kind]
+    path = tmp_path / "trace.txt"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    part = "#2" if kind == "guidellm" else ""
+    trace = read(f"{kind}:{path}{part}" if named else f"{path}{part}")
+    assert trace.about["kind"] == kind
+    if arrival is None:
+        assert trace.arrival_s is None
+    else:
+        assert trace.arrival_s is not None
+        assert trace.arrival_s.tolist() == pytest.approx(arrival, abs=1e-6)
+    assert trace.input_tokens.tolist() == asked
+    assert trace.output_tokens.tolist() == answered
+    assert sum(trace.skipped.values()) == skipped
+
+
+def test_every_reader_is_tested() -> None:
+    assert set(readers()) == {*FILES, "servegen"}
+    with pytest.raises(ForetellError, match="registered already"):
+        reader("azure", looks=lambda head: False, source="")(lambda source, wanted: read("x"))
+
+
+@needs_azure
+def test_the_azure_traces_have_the_medians_that_were_published() -> None:
+    """Splitwise (ISCA 2024), section III: medians of 1,020 and 129 tokens in conversations, 1,500 and 13 in code."""
+    for spec, count, asked, answered in (("azure:conv.csv", 19366, 1020, 129), ("azure:code", 8819, 1500, 13)):
+        trace = read(spec)
+        assert len(trace) == count
+        assert np.median(trace.input_tokens) == pytest.approx(asked, rel=0.03)  # 1,500 is rounded
+        assert np.median(trace.output_tokens) == pytest.approx(answered, rel=0.02)
+        assert trace.arrival_s is not None
+        assert 3400 < trace.arrival_s[-1] < 3600
+
+
+@needs_azure
+def test_a_part_of_a_trace() -> None:
+    whole = read("azure:conv.csv")
+    part = read("azure:conv.csv", Wanted(start_s=600, duration_s=60))
+    assert whole.arrival_s is not None
+    assert part.arrival_s is not None
+    inside = (whole.arrival_s >= 600) & (whole.arrival_s < 660)
+    assert part.arrival_s.tolist() == pytest.approx((whole.arrival_s[inside] - 600).tolist())
+    assert "from 600 s on until 660 s" in part.about["part"]
+    assert len(read("azure:conv.csv", Wanted(limit=7))) == 7
+    with pytest.raises(InputError, match="no request from 9999 s"):
+        read("azure:conv.csv", Wanted(start_s=9999))
+
+
+@needs_servegen
+def test_drawn_requests_follow_the_rates_and_lengths_they_are_drawn_from() -> None:
+    """The file's own numbers: expected counts in ten-minute windows, and means of the histograms."""
+    import csv
+    import re
+
+    name = DATA / "servegen" / "reason-deepseek-r1"
+    with gzip.open(f"{name}_client_rate_traces.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    with gzip.open(f"{name}_length_distributions.json.gz", "rt") as file:
+        lengths = json.load(file)
+    expected = dict.fromkeys(range(0, 3600, 600), 0.0)
+    tokens = 0.0
+    for row in rows:
+        if float(row["timestamp_s"]) in expected:
+            count = 600 * float(row["rate_req_per_s"])
+            expected[int(float(row["timestamp_s"]))] += count
+            if count:
+                bins = re.findall(r"(\d+): ([0-9.e-]+)", lengths[row["client"]]["0"]["output_tokens"])
+                weights = [float(share) for _, share in bins]
+                tokens += count * sum(int(v) * w for (v, _), w in zip(bins, weights, strict=True)) / sum(weights)
+    trace = read("servegen:deepseek-r1", Wanted(duration_s=3600, seed=3))
+    assert trace.arrival_s is not None
+    got = np.histogram(trace.arrival_s, bins=range(0, 3601, 600))[0]
+    for window, count in zip(expected.values(), got, strict=True):
+        assert count == pytest.approx(window, abs=8 * np.sqrt(window))
+    assert trace.output_tokens.sum() == pytest.approx(tokens, rel=0.02)
+    again = read("servegen:deepseek-r1", Wanted(duration_s=3600, seed=3))
+    assert again.arrival_s is not None
+    assert again.arrival_s.tobytes() == trace.arrival_s.tobytes()
+    other = read("servegen:deepseek-r1", Wanted(duration_s=3600, seed=4))
+    assert len(other) != len(trace)
+
+
+@needs_servegen
+def test_statistics_without_lengths_say_so() -> None:
+    from foretell.simulate.serving.workloads import parse_lengths
+
+    with pytest.raises(InputError, match=r"no lengths beside it.*--isl"):
+        read("servegen:m-small", Wanted(duration_s=60))
+    trace = read("servegen:m-small", Wanted(limit=100, lengths=parse_lengths("100", "10")))
+    assert set(trace.input_tokens.tolist()) == {100}
+    with pytest.raises(InputError, match=r"there are .*mm-image"):
+        read("servegen:nothing")
+
+
+RATES = "client,timestamp_s,rate_req_per_s,cv,arrival_distribution,param1,param2\n"
+
+
+@pytest.mark.parametrize(("row", "cv"), [("0,0,20,0.5,Gamma,4,0", 0.5), ("0,0,20,9,Weibull,0.5,0", 5**0.5),
+                                         ("0,0,20,1,,0,0", 1.0)])  # fmt: skip
+def test_gaps_of_a_client_vary_as_the_file_says(row: str, cv: float, tmp_path: Path) -> None:
+    path = tmp_path / "x_client_rate_traces.csv"
+    path.write_text(RATES + row)
+    (tmp_path / "x_length_distributions.json").write_text(
+        json.dumps({"0": {"0": {"text_tokens": "{100: 1.0}", "image_tokens": "{7: 1.0}", "image_count": "{3: 1.0}",
+                                "output_tokens": "{5: 0.5, 0: 0.5}"}}})
+    )  # fmt: skip
+    trace = read(str(path))
+    assert trace.arrival_s is not None
+    gaps = np.diff(trace.arrival_s)
+    # Half of the arrivals are left out, as their output has 0 tokens: their gaps are added to the next.
+    kept = np.sqrt((cv**2 + 1) / 2)  # variation of a geometric sum of gaps, with a half chance to go on
+    assert gaps.std() / gaps.mean() == pytest.approx(kept, rel=0.06)
+    assert len(trace) == pytest.approx(6000, rel=0.12)
+    assert set(trace.input_tokens.tolist()) == {121}
+    assert sum(trace.skipped.values()) == pytest.approx(6000, rel=0.12)
+
+
+def test_prompts_that_begin_alike() -> None:
+    trace_like = [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 9], [1, 9, 8], [7]]
+    ids, tokens, kept = shared_prefixes(trace_like, [1024, 2048, 2560, 1024, 1500, 512], 512)
+    # The conversation 1 2 3 4 is one path; 1 9 another, which shares a block with it that is lost once.
+    assert ids.tolist() == [1, 1, 1, 2, 2, 0]
+    assert tokens.tolist() == [1024, 2048, 2048, 1024, 1024, 0]
+    # A cache without limit finds 1024, 2048, 512 and 1024 tokens; one that knows only the ids, no 512.
+    assert "keeps 89 %" in kept  # 4096 of 4608
+
+
+def test_mooncake_prefixes_reach_the_requests(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("\n".join(map(json.dumps, MOONCAKE)))
+    requests = replayed(read(str(path)))
+    assert requests.prefix.tolist() == [1, 1]
+    assert requests.prefix_tokens.tolist() == [1024, 1024]
+    assert "1.02 k of 2.77 k input tokens" in requests.about["prefixes"]
+
+
+BAD = """arrival_s,input_tokens,output_tokens
+1,10,20
+-3,10,20
+2,10,0
+0.5,10,20
+3,,20
+nan,10,20
+4,10,many
+5,10
+6,0,20
+"""
+
+
+def test_rows_that_are_no_requests_are_counted_by_reason(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(BAD)
+    trace = read(str(path))
+    assert dict(trace.skipped) == {
+        "a negative time, first at row 3": 1, "an output of 0 tokens, first at row 4": 1,
+        "no input length, first at row 6": 1, "no time, first at row 7": 1, "no output length, first at row 8": 2,
+        "an input of 0 tokens, first at row 10": 1,
+    }  # fmt: skip
+    assert trace.about["order"] == "1 rows were earlier than the row before, first row 5: sorted"
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arrival_s,input_tokens\n1,2\n", "no kind of trace"),
+        ("", "no kind of trace"),
+        ("arrival_s,input_tokens,output_tokens\n", "no row is a request, it is empty"),
+        ("arrival_s,input_tokens,output_tokens\n-1,2,0\n", "no row is a request: 1 with a negative time"),
+        ('{"input_tokens": 1, "output_tokens": 2}\n{"input_tokens": 1,,}', "value 2: is no JSON"),
+        ('{"request_throughput": 3}', "--save-detailed"),
+        ('{"input_lens": [1, 2], "output_lens": [1]}', "2 input_lens and 1 output_lens"),
+        ('{"benchmarks": []}', "no list of benchmarks"),
+        ('{"benchmarks": [{"requests": {}}]}', "no requests.successful"),
+        ('{"benchmarks": [{}, {}]}', "name one of them: FILE#1"),
+    ],
+)
+def test_files_that_are_no_trace(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read(str(path))
+
+
+def test_missing_columns_and_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("TIMESTAMP,ContextTokens\n")
+    with pytest.raises(InputError, match=r"row 1: no column GeneratedTokens; it has TIMESTAMP, ContextTokens"):
+        read(f"azure:{path}")
+    (tmp_path / "y.csv").write_text("input_tokens\n")
+    with pytest.raises(InputError, match="no column output_tokens"):
+        read(f"plain:{tmp_path / 'y.csv'}")
+    with pytest.raises(UnknownNameError, match="did you mean 'azure'"):
+        read("azzure:conv.csv")
+    with pytest.raises(InputError, match="no such file"):
+        read(str(tmp_path / "none.csv"))
+    path.write_bytes(gzip.compress(b"a,b\n" * 1000)[:-9])
+    with pytest.raises(InputError, match="cannot be read to its end"):
+        read(f"azure:{path}")
+    with pytest.raises(InputError, match="give 1 to"):
+        Wanted(limit=0)
+
+
+def test_a_long_file_is_streamed(tmp_path: Path) -> None:
+    """Nothing is held but columns: 300,000 rows of 100 bytes of text each take far less than the file."""
+    import tracemalloc
+
+    path = tmp_path / "long.jsonl"
+    row = json.dumps({"arrival_s": 1, "input_tokens": 5, "output_tokens": 6, "text": "z" * 100})
+    path.write_text((row + "\n") * 300_000)
+    tracemalloc.start()
+    trace = read(str(path))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(trace) == 300_000
+    assert most < 40 * 300_000 * 3 < path.stat().st_size + 10e6
+    first = read(str(path), Wanted(limit=10))
+    assert "the file has more" in first.about["cut"]
+    assert len(first) == 10
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "line.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "1" * (17 * 2**20))
+    with pytest.raises(InputError, match="line 2 is longer than 16 MiB"):
+        read(str(path))
+
+
+def test_speeding_up_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n4,1,1\n8,1,1\n")
+    trace = read(str(path))
+    for scale, last in (("2x", 4.0), ("0.5x", 16.0), ("10/s", 0.2)):
+        made = faster(trace, scale)
+        assert made.arrival_s is not None
+        assert made.arrival_s[-1] == pytest.approx(last)
+    for scale in ("2", "-1x", "x", "0x", "fast"):
+        with pytest.raises(InputError, match="is no scale"):
+            faster(trace, scale)
+    untimed = Trace(None, trace.input_tokens, trace.output_tokens, trace.prefix, trace.prefix_tokens)
+    with pytest.raises(InputError, match="no times to scale"):
+        faster(untimed, "2x")
+    with pytest.raises(InputError, match="give --rate"):
+        replayed(untimed)
+    assert replayed(untimed, rate=2.0, process="constant").arrival_s.tolist() == [0.0, 0.5, 1.0]
+
+
+def test_prefixes_of_a_plain_table(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("input_tokens,output_tokens,prefix,prefix_tokens\n10,1,4,8\n20,1,,\n30,1,-1,8\n5,1,4,8\n")
+    trace = read(str(path))
+    assert trace.prefix.tolist() == [4, 0, 4]
+    assert trace.prefix_tokens.tolist() == [8, 0, 5]
+    assert sum(trace.skipped.values()) == 1
