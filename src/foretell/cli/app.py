@@ -494,4 +494,16 @@ def _write(graph: Graph, path: Path) -> None:
 
 
 # Commands with files of their own; each registers itself on `app`, so it must exist by now.
-from foretell.cli import advise, calibrate, checkpoint, compare, kv, occupancy, plan, simulate, ui  # noqa: E402, F401
+from foretell.cli import (  # noqa: E402, F401
+    advise,
+    calibrate,
+    checkpoint,
+    compare,
+    kv,
+    long_runs,
+    occupancy,
+    plan,
+    plan_serve,
+    simulate,
+    ui,
+)
