@@ -503,7 +503,6 @@ from foretell.cli import (  # noqa: E402, F401
     long_runs,
     occupancy,
     plan,
-    plan_serve,
     simulate,
     ui,
 )

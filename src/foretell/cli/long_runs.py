@@ -234,7 +234,7 @@ def _matrix(path: Path) -> npt.NDArray[np.float64]:
     from foretell.errors import InputError
 
     text = read_text(path, "matrix of rates", _LIMIT_BYTES)
-    rows = []
+    rows: list[list[float]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
