@@ -1,0 +1,62 @@
+"""`Link`: what KV caches move over, between devices and to host memory; `HostTier`: blocks kept at its other end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from foretell.errors import InputError
+from foretell.simulate.serving.engine.blocks import Key
+
+__all__ = ["HostTier", "Link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """`bytes_per_s` of one device, one way, and the time a transfer takes beside its bytes."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.bytes_per_s < float("inf") and 0.0 <= self.latency_s < float("inf")):
+            raise InputError(f"a link of {self.bytes_per_s} bytes/s and {self.latency_s} s", "serving")
+
+    def seconds(self, nbytes: float) -> float:
+        """Time of one transfer.
+
+        >>> Link(1e9, 1e-3).seconds(2e9)
+        2.001
+        """
+        return self.latency_s + nbytes / self.bytes_per_s
+
+
+class HostTier:
+    """Evicted blocks in host memory, the least recently used dropped when `capacity` blocks are there."""
+
+    def __init__(self, capacity: int, block_bytes: float, link: Link) -> None:
+        self.capacity = capacity
+        self._block_bytes = block_bytes
+        self._link = link
+        self._kept: OrderedDict[Key, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, key: Key) -> None:
+        """Keep a block's content."""
+        self._kept[key] = None
+        self._kept.move_to_end(key)
+        if len(self._kept) > self.capacity:
+            self._kept.popitem(last=False)
+
+    def has(self, key: Key) -> bool:
+        """Whether it is kept; asking counts as use."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return True
+        return False
+
+    def load_s(self, blocks: int) -> float:
+        """Time over the link; nothing for no block."""
+        return self._link.seconds(blocks * self._block_bytes) if blocks else 0.0

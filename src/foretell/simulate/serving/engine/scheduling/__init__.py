@@ -1,0 +1,1 @@
+"""Schedulers, one file each: what an iteration of a rank works on."""

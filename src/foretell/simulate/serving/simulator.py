@@ -1,0 +1,347 @@
+"""`serve`: an event-driven simulation of engines that serve requests.
+
+Events are requests that come, runs of iterations that end, and caches that arrive over a link, in order of time and,
+at one time, in that order and then by serial number; so the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from types import MappingProxyType
+
+import numpy as np
+
+from foretell.errors import InfeasibleError, InputError
+from foretell.simulate.serving.engine.blocks import Blocks, Tier
+from foretell.simulate.serving.engine.link import HostTier, Link
+from foretell.simulate.serving.engine.rank import SCHEDULERS, Rank, Scheduler
+from foretell.simulate.serving.engine.replica import Costs, Replica
+from foretell.simulate.serving.engine.router import ROUTERS, Router, Routing
+from foretell.simulate.serving.engine.sequence import Seq
+from foretell.simulate.serving.engine.served import Runs, RunsWriter, Served
+from foretell.simulate.serving.engine.tabled import Tabled
+from foretell.simulate.serving.plan import ServingPlan
+from foretell.simulate.serving.requests import Requests
+
+__all__ = ["ROUTERS", "SCHEDULERS", "Costs", "HostTier", "Link", "Runs", "Served", "Tabled", "overlaps", "serve"]
+
+#: First version of vLLM that forms the next iteration while one runs unless told otherwise (asynchronous scheduling).
+_VLLM_OVERLAPS = (0, 14)
+REASONS = (
+    "",
+    "longer than max_model_len",
+    "longer than the KV cache",
+    "prompt longer than max_num_batched_tokens, and prompts are not cut into chunks",
+)
+
+
+def overlaps(plan: ServingPlan) -> bool:
+    """Whether the plan's engine forms the next iteration while one runs, which then misses who comes meanwhile.
+
+    >>> overlaps(ServingPlan(engine="vllm", version="0.10.1")), overlaps(ServingPlan(engine="sglang"))
+    (False, True)
+    """
+    if plan.engine == "static":
+        return False
+    if plan.engine != "vllm" or not plan.version:
+        return True
+    parts = [int(part) for part in plan.version.lstrip("v").split(".")[:2] if part.isdigit()]
+    return tuple(parts) >= _VLLM_OVERLAPS
+
+
+def serve(
+    iterations: Costs,
+    plan: ServingPlan,
+    requests: Requests,
+    *,
+    concurrency: int = 0,
+    offline: bool = False,
+    scheduler: str | Scheduler | None = None,
+    router: str | Router | None = None,
+    overlap: bool | None = None,
+    host_link: Link | None = None,
+    kv_link: Link | None = None,
+    decode_iterations: Costs | None = None,
+    decode_plan: ServingPlan | None = None,
+    tier: Tier | None = None,
+    seed: int = 0,
+) -> Served:
+    """Serve `requests` on replicas as `plan` describes, each of whose iterations takes what `iterations` says.
+
+    Requests come at their arrivals; with `concurrency` above 0 so many are under way at a time and the next comes as
+    one ends, with `offline` all come at 0. `scheduler` and `router` are names or callables, by default those of
+    ``plan.engine`` and ``plan.router``; `overlap` overrides `overlaps`.
+
+    A plan with ``prefill_replicas`` and ``decode_replicas`` runs prompts on the first and sends their caches over
+    `kv_link` to the others, which may have `decode_iterations` and a `decode_plan` of their own. `host_link` leads to
+    host memory, for preemption by swap and for evicted blocks (``host_kv_bytes``); `tier` takes the place of that
+    memory for evicted blocks. `seed` is for routers that draw lots.
+
+    A request that can never be served is refused, with the reason, and all others are served to their last token.
+    Raises InfeasibleError where not one block fits, InputError where the plan and the arguments do not go together.
+    """
+    if concurrency < 0 or (concurrency and offline):
+        raise InputError(f"concurrency {concurrency} with offline={offline}", "serving", "choose one kind of load")
+    split = bool(plan.prefill_replicas or plan.decode_replicas)
+    if split and (not (plan.prefill_replicas and plan.decode_replicas) or kv_link is None):
+        what = f"{plan.prefill_replicas} replicas for prompts, {plan.decode_replicas} to decode, kv_link {kv_link}"
+        raise InputError(what, "serving plan", "disaggregation needs both, and a link between them")
+    later_plan, later = decode_plan or plan, decode_iterations or iterations
+    event_loop = _Simulation(plan, requests, kv_link if split else None, seed)
+    policy = _scheduler(scheduler, plan)
+    lag = overlaps(plan) if overlap is None else overlap
+    route = ROUTERS.named(plan.router if router is None else router).run if not callable(router) else router
+    for _ in range(plan.prefill_replicas if split else plan.replicas):
+        event_loop.add(iterations, plan, policy, lag, host_link, tier)
+    event_loop.route = route
+    if split:
+        event_loop.first_decoder = len(event_loop.replicas)
+        for _ in range(plan.decode_replicas):
+            event_loop.add(later, later_plan, policy, lag, host_link, tier)
+    event_loop.refuse(plan, later_plan if split else plan)
+    event_loop.run(concurrency, offline)
+    return event_loop.served(
+        {
+            "engine": plan.engine if scheduler is None or callable(scheduler) else scheduler,
+            "load": "offline" if offline else f"concurrency {concurrency}" if concurrency else "open loop",
+            "seed": str(seed),
+        }
+    )
+
+
+def _scheduler(scheduler: str | Scheduler | None, plan: ServingPlan) -> Scheduler:
+    if callable(scheduler):
+        return scheduler
+    return SCHEDULERS.named(plan.engine if scheduler is None else scheduler).run
+
+
+class _Simulation:
+    """The event loop over all replicas."""
+
+    route: Router
+
+    def __init__(self, plan: ServingPlan, requests: Requests, kv_link: Link | None, seed: int) -> None:
+        count = len(requests)
+        self.requests = requests
+        self.replicas: list[Replica] = []
+        #: Index of the first replica that only decodes; 0: all do everything.
+        self.first_decoder = 0
+        self._kv_link = kv_link
+        self._rng = random.Random(seed)
+        self._writer = RunsWriter()
+        self._capacity: list[int] = []
+        self._costs: list[Costs] = []
+        #: Void where a replica's serial has moved on; the last entry is a cache that has arrived.
+        self._events: list[tuple[float, int, int, int, Seq | None, Rank | None]] = []
+        self._serial = 0
+        self._link_free: list[float] = []
+        self._size = plan.block_size
+        self._arrival = np.full(count, np.nan)
+        self._scheduled = np.full(count, np.nan)
+        self._first = np.full(count, np.nan)
+        self._finished = np.full(count, np.nan)
+        self._made = np.zeros(count, dtype=np.int32)
+        self._cached = np.zeros(count, dtype=np.int32)
+        self._preempted = np.zeros(count, dtype=np.int32)
+        self._prefilled_by = np.full(count, -1, dtype=np.int32)
+        self._replica = np.full(count, -1, dtype=np.int32)
+        self._refused = np.zeros(count, dtype=np.int8)
+        self._now = 0.0
+
+    # Building ------------------------------------------------------------------------------------------------------
+
+    def add(
+        self, costs: Costs, plan: ServingPlan, schedule: Scheduler, lag: bool, link: Link | None, tier: Tier | None
+    ) -> None:
+        """Add a replica."""
+        if plan.max_num_seqs > plan.max_num_batched_tokens:
+            what = f"max_num_seqs {plan.max_num_seqs} is above max_num_batched_tokens {plan.max_num_batched_tokens}"
+            raise InputError(what, "serving plan", "each running sequence takes a token of every iteration")
+        capacity = int(costs.kv_capacity_tokens) // plan.block_size
+        if capacity < 1:
+            what = f"the KV cache holds {int(costs.kv_capacity_tokens)} tokens, less than a block of {plan.block_size}"
+            raise InfeasibleError(what, "use more or larger devices, narrower formats or smaller batches")
+        block_bytes = plan.block_size * costs.kv_bytes_per_token
+        swaps = plan.preemption == "swap"
+        if link is None and (swaps or (plan.host_kv_bytes and tier is None)):
+            raise InputError("KV blocks move to host memory over no link", "serving plan", "give host_link")
+        host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
+        ranks = []
+        for _ in range(plan.dp):
+            below = tier
+            if below is None and host and link is not None and not swaps:
+                below = HostTier(host, block_bytes, link)
+            ranks.append(
+                Rank(
+                    plan,
+                    Blocks(capacity, plan.block_size, cache=plan.prefix_cache, tier=below),
+                    schedule,
+                    swap=(link, block_bytes, host) if swaps and link is not None else None,
+                    preempted=self._note_preemption,
+                    scheduled=self._note_scheduled,
+                )
+            )
+        self.replicas.append(Replica(len(self.replicas), ranks, costs, overlap=lag, writer=self._writer))
+        self._capacity.append(capacity)
+        self._costs.append(costs)
+        self._link_free.append(0.0)
+
+    def refuse(self, plan: ServingPlan, later: ServingPlan) -> None:
+        """Mark the requests that can never be served. The last token of an answer is never cached."""
+        total = self.requests.input_tokens + self.requests.output_tokens
+        for at, (one, capacity) in enumerate(zip((plan, later), (self._capacity[0], self._capacity[-1]), strict=True)):
+            if one.max_model_len:
+                self._refused[(self._refused == 0) & (total > one.max_model_len)] = 1
+            cached = total - 1 if at or not self.first_decoder else self.requests.input_tokens
+            self._refused[(self._refused == 0) & (cached > capacity * one.block_size)] = 2
+            if not one.chunked_prefill and one.engine != "static":
+                long = total - 1 > one.max_num_batched_tokens  # computed anew after a preemption, answer and all
+                self._refused[(self._refused == 0) & long] = 3
+
+    # Notes ---------------------------------------------------------------------------------------------------------
+
+    def _note_preemption(self, seq: Seq) -> None:
+        self._preempted[seq.id] += 1
+
+    def _note_scheduled(self, seq: Seq, cached: int) -> None:
+        if not seq.ready:
+            self._scheduled[seq.id] = self._now
+            self._cached[seq.id] = cached
+
+    # Running -------------------------------------------------------------------------------------------------------
+
+    def run(self, concurrency: int, offline: bool) -> None:
+        """Serve all requests that were not refused."""
+        split = self.first_decoder
+        self._routing = Routing([0] * (split or len(self.replicas)), self._rng)
+        self._decoding = Routing([0] * (len(self.replicas) - split), self._rng) if split else self._routing
+        wanted = np.flatnonzero(self._refused == 0)
+        self._arrival[self._refused > 0] = 0.0 if offline or concurrency else self.requests.arrival_s[self._refused > 0]
+        source = self._sequences(wanted)
+        times = self.requests.arrival_s[wanted] if not offline and not concurrency else np.zeros(len(wanted))
+        upcoming = len(wanted) if not concurrency else min(concurrency, len(wanted))
+        queue: deque[None] | None = deque([None] * (len(wanted) - upcoming)) if concurrency else None
+        came, events = 0, self._events
+        chunk: list[float] = []
+        while came < upcoming or events:
+            if came < upcoming:
+                if not came % 65536:
+                    chunk = times[came : came + 65536].tolist()
+                arrival = chunk[came % 65536]
+                if not events or arrival <= events[0][0]:
+                    came += 1
+                    self._now = arrival
+                    self._come(next(source), arrival)
+                    continue
+            now, _, index, serial, seq, rank = heappop(events)
+            if seq is not None and rank is not None:
+                self._now = now
+                self._received(seq, rank, index, now)
+                continue
+            replica = self.replicas[index]
+            if serial != replica.serial:
+                continue
+            self._now = now
+            if replica.busy:
+                ended = self._end(replica, now)
+                if queue is not None:
+                    for _ in range(min(ended, len(queue))):
+                        queue.popleft()
+                        self._come(next(source), now)
+            if replica.begin(now):
+                self._schedule(replica, replica.end_s)
+        missing = int(np.isnan(self._finished[wanted]).sum())
+        if missing:
+            raise InfeasibleError(f"{missing} requests can never be scheduled", "the scheduler leaves them waiting")
+
+    def _sequences(self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Seq]:
+        columns = self.requests
+        for start in range(0, len(wanted), 65536):
+            part = wanted[start : start + 65536]
+            rows = (columns.input_tokens, columns.output_tokens, columns.prefix, columns.prefix_tokens)
+            for row in zip(part.tolist(), *(column[part].tolist() for column in rows), strict=True):
+                yield Seq(*row)
+
+    def _schedule(self, replica: Replica, time_s: float) -> None:
+        replica.serial += 1
+        self._serial += 1
+        heappush(self._events, (time_s, self._serial, replica.index, replica.serial, None, None))
+
+    def _give(self, replica: Replica, seq: Seq, now: float) -> None:
+        if replica.arrive(seq, now):
+            self._schedule(replica, replica.end_s if replica.busy else now)
+
+    def _come(self, seq: Seq, now: float) -> None:
+        self._arrival[seq.id] = now
+        routing = self._routing
+        index = self.route(seq, routing)
+        routing.sent += 1
+        routing.loads[index] += 1
+        self._prefilled_by[seq.id] = self._replica[seq.id] = index
+        self._give(self.replicas[index], seq, now)
+
+    def _end(self, replica: Replica, now: float) -> int:
+        """End a run of iterations; returns how many requests are done."""
+        first, done = replica.end()
+        for rank, seq in first:
+            self._first[seq.id] = now
+            if self._kv_link is not None and seq.made < seq.outputs:
+                self._send(replica, rank, seq, now)
+        for _, seq in done:
+            self._finished[seq.id] = now
+            self._made[seq.id] = seq.made
+            if replica.index < self.first_decoder or not self.first_decoder:
+                self._routing.loads[replica.index] -= 1
+            else:
+                self._decoding.loads[replica.index - self.first_decoder] -= 1
+        return len(done)
+
+    def _send(self, replica: Replica, rank: Rank, seq: Seq, now: float) -> None:
+        """Send a prompt's cache to where it is decoded: one after the other over the replica's link."""
+        assert self._kv_link is not None
+        rank.hand_over(seq)
+        nbytes = seq.prompt * self._costs[replica.index].kv_bytes_per_token
+        start = max(now, self._link_free[replica.index])
+        self._link_free[replica.index] = start + nbytes / self._kv_link.bytes_per_s
+        self._serial += 1
+        event = (start + self._kv_link.seconds(nbytes), self._serial, replica.index, 0, seq, rank)
+        heappush(self._events, event)
+
+    def _received(self, seq: Seq, rank: Rank, index: int, now: float) -> None:
+        """A cache has arrived: its blocks are free where it came from, and it goes on where it is decoded."""
+        rank.blocks.release(seq, seq.prompt)
+        sender = self.replicas[index]
+        self._routing.loads[index] -= 1
+        if not sender.busy:
+            self._schedule(sender, now)
+        seq.ready, seq.computed = True, 0
+        to = self.route(seq, self._decoding)
+        self._decoding.sent += 1
+        self._decoding.loads[to] += 1
+        self._replica[seq.id] = self.first_decoder + to
+        self._give(self.replicas[self.first_decoder + to], seq, now)
+
+    def served(self, about: dict[str, str]) -> Served:
+        """The result."""
+        return Served(
+            arrival_s=self._arrival,
+            first_scheduled_s=self._scheduled,
+            first_token_s=self._first,
+            finished_s=self._finished,
+            input_tokens=self.requests.input_tokens.astype(np.int32),
+            output_tokens=self._made,
+            cached_tokens=self._cached,
+            preemptions=self._preempted,
+            prefill_replica=self._prefilled_by,
+            replica=self._replica,
+            refused=self._refused,
+            reasons=REASONS,
+            runs=self._writer.done(),
+            kv_capacity_blocks=tuple(self._capacity),
+            block_size=self._size,
+            about=MappingProxyType({**dict(self.requests.about), **about}),
+        )
+
