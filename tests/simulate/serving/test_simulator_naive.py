@@ -217,7 +217,7 @@ def workloads(draw: st.DrawFn) -> Requests:
     )
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     workloads(),
     st.sampled_from([1, 4, 16]),
