@@ -56,7 +56,8 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What a load comes to, means over its requests: `running` sequences of one rank decode, all devices take `power_w`.
+    """What a load comes to, means over its requests: `running` sequences of one rank decode, all devices take
+    `power_w`.
 
     `decode_s` is what an iteration that only decodes takes, `prompt_s` what a prompt adds.
     """
