@@ -142,8 +142,7 @@ def test_between_grid_points_as_costed_directly() -> None:
     n, k = np.array([3.0, 19.0, 77.0, 300.0]), np.array([700.0, 3333.0, 1500.0, 9000.0])
     heads, kv_heads = sizes.heads_of(config, plan)
     exact = config.layers * it.costs.attention(
-        n * kv_heads, np.full(4, heads / kv_heads), k, config.head_dim, 2.0, it.costs.constants["attention.decode"],
-        it.weights_bytes,
+        n * kv_heads, np.full(4, heads / kv_heads), k, config.head_dim, 2.0, "decode", it.weights_bytes,
     )  # fmt: skip
     found = it.decode_attention[0][1].rows(slice(0, 7), n, k)
     np.testing.assert_allclose(found.sum(axis=0), exact[:7].sum(axis=0), rtol=0.06)

@@ -6,8 +6,8 @@ serving engines' kernels; streams go by bandwidth, collectives by `foretell.simu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,6 @@ class Costs:
     fabric: Fabric | None
     constants: Constants
     config: LLMConfig
-    engine: str
 
     @property
     def power(self) -> Power | None:
@@ -89,9 +88,8 @@ class Costs:
     def of(self, kernels: Kernels, points: int) -> Floats:
         """Columns of these kernels together, (`COLUMNS`, points)."""
         table = np.zeros((len(COLUMNS), points))
-        for product, found in zip(kernels.products, self._products(kernels.products), strict=True):
-            self._add(table, product.part, found, 2.0 * product.batch * product.m * product.n * product.k,
-                      _runs(product.format, self.device))  # fmt: skip
+        for product in kernels.products:
+            self._product(table, product)
         for stream in kernels.streams:
             self._stream(table, stream)
         for message in kernels.messages:
@@ -99,11 +97,15 @@ class Costs:
             table[KERNELS] += 1.0
         return table
 
-    def _add(self, table: Floats, part: str, found: KernelTimes, flops: Floats, runs: _Runs) -> None:
+    def _add(self, table: Floats, part: str, found: _Alone, flops: Floats, runs: _Runs, share: float,
+             latency: float) -> None:  # fmt: skip
+        """Add kernels that do `flops` at a `share` of their speed alone, with so much of their `latency`."""
         there = flops > 0.0
-        seconds = np.where(there, found.time_s, 0.0)
+        compute = found.compute_s / (self.constants["weight_only.pipe"] if runs.kind == "weight_only" else 1.0)
+        seconds = np.maximum(compute, found.memory_s) / share + found.latency_s * latency
+        seconds = np.where(there, np.maximum(seconds, found.floor_s), 0.0)
         table[PARTS.index(part)] += seconds
-        bound = np.where(found.compute_s >= found.memory_s, _COMPUTE, _MEMORY)
+        bound = np.where(compute >= found.memory_s, _COMPUTE, _MEMORY)
         table[bound, np.arange(len(seconds))] += seconds
         table[KERNELS] += there
         power = self.power
@@ -111,7 +113,7 @@ class Costs:
             ideal = flops / runs.flops_per_s
             relative = dict(power.format_w)
             watts = power.core_w * relative.get({"fp8": "fp8", "fp4": "fp4"}.get(runs.kind, "bf16"), 1.0)
-            held = np.maximum(ideal, found.compute_s)
+            held = np.maximum(ideal, compute)
             table[_CORE_J] += np.where(there, watts * ((1.0 - power.issue) * ideal + power.issue * held), 0.0)
             moved = found.dram_bytes * power.dram_j_per_byte + found.l2_bytes * power.l2_j_per_byte
             table[_MEMORY_J] += np.where(there, moved, 0.0)
@@ -120,7 +122,8 @@ class Costs:
         rate = bandwidth(self.device) * self.constants["stream.share"]
         nbytes = np.broadcast_to(stream.nbytes, table.shape[1:])
         there = nbytes > 0.0
-        seconds = nbytes / rate + stream.kernels * self.constants["kernel_s"] * there
+        each = self.constants["routing_s" if stream.routing else "kernel_s"]
+        seconds = nbytes / rate + stream.kernels * each * there
         table[PARTS.index(stream.part)] += seconds
         table[_MEMORY] += seconds
         table[KERNELS] += stream.kernels * there
@@ -139,58 +142,84 @@ class Costs:
         seconds = self.fabric.time_s(message.kind, message.nbytes, message.size, message.stride)
         return np.asarray(seconds * self.constants["communication"])
 
-    def _products(self, products: Sequence[Product]) -> list[KernelTimes]:
-        """Times of each product, at its share of what the library does alone."""
-        how = generation(self.device)
-        found: list[KernelTimes] = []
-        for p in products:
-            runs, one = _runs(p.format, self.device), np.ones(len(p.m))
-            work = Products(
-                np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k, runs.flops_per_s * one, runs.a_bytes * one,
-                runs.b_bytes * one, 2.0 * one, np.full(len(p.m), runs.scheme),
-            )  # fmt: skip
-            times = work.times(self.device, KERNEL.families["gemm"])
-            factor = one
-            if self.device.kind == "gpu" and runs.kind != "weight_only":
-                factor = _corrected("gemm", work.features(times, self.device), times)
-            grouped = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
-            share = self.constants[f"{grouped}.{runs.kind}.{how}"]
-            found.append(_scaled(times, factor / share))
-        return found
+    def _product(self, table: Floats, p: Product) -> None:
+        runs = _runs(p.format, self.device)
+        kind = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
+        share = self.constants[f"{kind}.{runs.kind}.{generation(self.device)}"]
+        sizes = np.stack([np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k])
+        found = _products_alone(sizes.tobytes(), runs, self.device)
+        flops = 2.0 * p.batch * p.m * p.n * p.k
+        self._add(table, p.part, found, flops, runs, share, self.constants["latency.product"])
 
-    def attention(self, batch: Floats, queries: Floats, seen: Floats, depth: float, kv_bytes: float, share: float,
+    def attention(self, batch: Floats, queries: Floats, seen: Floats, depth: float, kv_bytes: float, kind: str,
                   between: float) -> Floats:  # fmt: skip
         """Columns of attention of `batch` key heads: `queries` rows each against `seen` keys.
 
-        `between` are bytes touched between two uses of the cache, `share` what kernels reach of the model's speed.
+        `kind` is ``decode``, ``prefill`` or ``latent``, `between` are bytes touched between two uses of the cache.
         """
-        one = np.ones(len(batch))
+        sizes = np.stack([np.maximum(batch, 1.0), np.maximum(queries, 1.0), np.maximum(seen, 1.0)])
         runs = _runs("bf16", self.device)
-        never = np.zeros(len(batch), dtype=np.bool_)
-        work = Attentions(
-            np.maximum(batch, 1.0), np.maximum(queries, 1.0), np.maximum(seen, 1.0), depth * one,
-            runs.flops_per_s * one, 2.0 * one, kv_bytes * one, never, never, between,
-        )  # fmt: skip
-        times = work.times(self.device, KERNEL.families["attention"])
-        factor = one
-        if self.device.kind == "gpu" and self.config.mla is None:
-            factor = _corrected("attention", work.features(times, self.device), times)
+        found = _attention_alone(sizes.tobytes(), depth, kv_bytes, between, kind != "latent", runs, self.device)
         table = np.zeros((len(COLUMNS), len(batch)))
-        self._add(table, "attention", _scaled(times, factor / share), 4.0 * batch * queries * seen * depth, runs)
+        flops = 4.0 * batch * queries * seen * depth
+        share = self.constants[f"attention.{kind}"]
+        self._add(table, "attention", found, flops, runs, share, self.constants["latency.attention"])
         return table
 
 
-def _corrected(family: str, features: Floats, times: KernelTimes) -> Floats:
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """What is kept of kernels by themselves (`foretell.cost.kernels`), columns (kernels,)."""
+
+    compute_s: Floats
+    memory_s: Floats
+    latency_s: Floats
+    floor_s: Floats
+    dram_bytes: Floats
+    l2_bytes: Floats
+
+    @staticmethod
+    def of(times: KernelTimes, factor: Floats) -> _Alone:
+        return _Alone(
+            times.compute_s * factor, times.memory_s * factor, times.latency_s * factor, times.floor_s,
+            times.dram_bytes, times.l2_bytes,
+        )  # fmt: skip
+
+
+# Whoever asks for the same model on the same device again, with another plan or other constants, gets its kernels at
+# once.
+@lru_cache(maxsize=2048)
+def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
+    """Matrix products of these (batch, m, n, k; kernels)."""
+    batch, m, n, k = np.frombuffer(sizes).reshape(4, -1)
+    one = np.ones(len(m))
+    work = Products(batch, m, n, k, runs.flops_per_s * one, runs.a_bytes * one, runs.b_bytes * one, 2.0 * one,
+                    np.full(len(m), runs.scheme))  # fmt: skip
+    times = work.times(device, KERNEL.families["gemm"])
+    learns = device.kind == "gpu" and runs.kind != "weight_only"
+    return _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
+
+
+@lru_cache(maxsize=512)
+def _attention_alone(
+    sizes: bytes, depth: float, kv_bytes: float, between: float, learned: bool, runs: _Runs, device: Device
+) -> _Alone:
+    """Attention of these (batch, queries, keys; kernels)."""
+    batch, queries, seen = np.frombuffer(sizes).reshape(3, -1)
+    one = np.ones(len(batch))
+    never = np.zeros(len(batch), dtype=np.bool_)
+    work = Attentions(batch, queries, seen, depth * one, runs.flops_per_s * one, 2.0 * one, kv_bytes * one, never,
+                      never, between)  # fmt: skip
+    times = work.times(device, KERNEL.families["attention"])
+    learns = learned and device.kind == "gpu"
+    return _Alone.of(times, _factor("attention", work.features(times, device), times) if learns else one)
+
+
+def _factor(family: str, features: Floats, times: KernelTimes) -> Floats:
+    """What measurements leave of the physics, no faster than the hardware."""
     learned = residual.load(family)
     factor = np.exp(np.clip(learned.forests["mid"].predict(features), *learned.clip))
     return np.maximum(factor, times.floor_s / times.time_s)
-
-
-def _scaled(times: KernelTimes, factor: Floats) -> KernelTimes:
-    return replace(
-        times, compute_s=times.compute_s * factor, memory_s=times.memory_s * factor,
-        latency_s=times.latency_s * factor,
-    )  # fmt: skip
 
 
 def attended(tokens: Floats, cached: Floats, window: int | None) -> Floats:

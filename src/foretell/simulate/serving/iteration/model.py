@@ -20,6 +20,7 @@ from foretell.simulate.serving.iteration.constants import Constants, constants, 
 from foretell.simulate.serving.iteration.kernels import COLUMNS, FORMAT_BYTES, KERNELS, PARTS, Costs, attended
 from foretell.simulate.serving.iteration.tables import Curve, Surface, counts, powers
 from foretell.simulate.serving.plan import ServingPlan
+from foretell.simulate.training.constants import generation
 from foretell.simulate.training.stages import layers_of
 from foretell.workload.llm import LLMConfig, model_weights
 from foretell.workload.llm.weights import layer_weights
@@ -35,7 +36,8 @@ _MOST_ROWS, _MOST_SEQUENCES, _MOST_KEYS = 16384, 2048, 1 << 20
 #: Decoding sequences up to which engines capture CUDA graphs (vLLM's, SGLang's and TensorRT-LLM's defaults are 256 to
 #: 512 on cards of this size).
 _GRAPHED = 512.0
-_EXPONENT = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "int4": "int4"}
+#: Heads that share a tile of latent attention's kernels (FlashMLA).
+_LATENT_HEADS = 64.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Iterations:
         _check(config, plan, machine)
         device = machine.nodes[0].device
         many = plan.devices_per_replica > 1
-        costs = Costs(device, Fabric.of(machine) if many else None, using or constants(), config, plan.engine)
+        costs = Costs(device, Fabric.of(machine) if many else None, using or constants(), config)
         weights = _weights_bytes(config, plan)
         return _made(config, plan, costs, weights)
 
@@ -94,7 +96,7 @@ class Iterations:
         context = batch.decode_tokens / np.maximum(batch.decode_seqs, 1.0) + 1.0
         for window, surface in self.decode_attention:
             seen = context if window is None else np.minimum(context, float(window))
-            result += surface.rows(which, batch.decode_seqs, seen)
+            result += self._beside_prompts(batch) * surface.rows(which, batch.decode_seqs, seen)
         if np.any(batch.prefill_tokens > 0.0):
             each = np.maximum(batch.prefill_seqs, 1.0)
             for window, surface in self.prefill_attention:
@@ -104,6 +106,18 @@ class Iterations:
                     seen = np.minimum(seen, mean)
                 result += surface.rows(which, batch.prefill_tokens, seen)
         return np.where(batch.tokens > 0.0, result, 0.0)
+
+    def _beside_prompts(self, batch: Batch) -> Floats | float:
+        """By how much attention of decoding sequences takes longer where prompts are in the same kernel.
+
+        vLLM's attention of variable lengths then has tiles for prompts: the heads of a decoding sequence that share a
+        key head are not in one of them, and each reads keys and values for itself, from L2 as far as they are there.
+        """
+        if self.plan.engine != "vllm" or self.config.mla is not None:
+            return 1.0
+        heads, kv_heads = sizes.heads_of(self.config, self.plan)
+        again = self.costs.constants[f"attention.unpacked.{generation(self.device)}"]
+        return np.where(batch.prefill_tokens > 0.0, 1.0 + (heads / kv_heads - 1.0) * again, 1.0)
 
     def parts(self, batch: Batch) -> dict[str, Floats]:
         """Seconds by part, (iterations,) each; they sum to `time_s`. ``host`` is what the device waits for the host."""
@@ -265,7 +279,6 @@ def _attention(
 ) -> tuple[tuple[tuple[int | None, Surface], ...], tuple[tuple[int | None, Surface], ...]]:
     """Attention of decoding sequences (sequences, keys) and of prompts (tokens, keys), all layers of each window."""
     heads, kv_heads = sizes.heads_of(config, plan)
-    constant = costs.constants
     windows: dict[int | None, int] = {}
     for group in config.groups:
         windows[group.window] = windows.get(group.window, 0) + group.layers
@@ -277,21 +290,22 @@ def _attention(
         if config.mla is not None:
             latent = float(config.mla.kv_lora_rank + config.mla.rope_head_dim)
             depth = (latent + config.mla.kv_lora_rank) / 2.0
-            # Keys and values are one latent, read once.
-            size = kv_bytes * latent / (2.0 * depth)
-            found = costs.attention(grid_n, np.full(len(grid_n), heads), grid_k, depth, size,
-                                    constant["attention.latent"], weights)  # fmt: skip
+            # Keys and values are one latent, read once by tiles of up to 64 heads.
+            tiles = float(np.ceil(heads / _LATENT_HEADS))
+            size = kv_bytes * latent / (2.0 * depth * tiles)
+            found = costs.attention(grid_n * tiles, np.full(len(grid_n), heads / tiles), grid_k, depth, size,
+                                    "latent", weights)  # fmt: skip
         else:
             depth = (config.query_dim + config.value_dim) / 2.0
             found = costs.attention(grid_n * kv_heads, np.full(len(grid_n), heads / kv_heads), grid_k, depth,
-                                    min(kv_bytes, 2.0), constant["attention.decode"], weights)  # fmt: skip
+                                    min(kv_bytes, 2.0), "decode", weights)  # fmt: skip
         decode.append((window, Surface(n, k, layers * found.reshape(len(COLUMNS), len(n), len(k)))))
         t = powers(_MOST_ROWS, 2)
         grid_t, grid_k = (side.reshape(-1) for side in np.meshgrid(t, k, indexing="ij"))
         shared = 1.0 if config.mla is not None else heads / kv_heads
         depth = (config.query_dim + config.value_dim) / 2.0
         found = costs.attention(np.full(len(grid_t), heads / shared), grid_t * shared, grid_k, depth,
-                                2.0 if config.mla is not None else min(kv_bytes, 2.0), constant["attention.prefill"],
+                                2.0 if config.mla is not None else min(kv_bytes, 2.0), "prefill",
                                 weights)  # fmt: skip
         prefill.append((window, Surface(t, k, layers * found.reshape(len(COLUMNS), len(t), len(k)))))
     return tuple(decode), tuple(prefill)

@@ -41,16 +41,17 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`kernels` kernels that move so many bytes together."""
+    """`kernels` kernels that move so many bytes together; `routing`: all that chooses and sorts experts."""
 
     part: str
     nbytes: Floats
     kernels: float = 1.0
+    routing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A collective of `kind` (of ``dispatch`` and ``combine``, `nbytes` are tokens) among `size` ranks `stride` apart."""
+    """A collective of `kind` (``dispatch`` and ``combine`` count tokens) among `size` ranks `stride` apart."""
 
     kind: str
     nbytes: Floats
@@ -146,6 +147,11 @@ def touched(experts: int, top_k: int, tokens: Floats) -> Floats:
                       else np.full(len(tokens), float(experts)))  # fmt: skip
 
 
+def _exchanged(plan: ServingPlan) -> bool:
+    """Whether tokens are sent to the ranks of their experts only: with data parallelism, but for vLLM's default."""
+    return plan.dp > 1 and plan.ep > 1 and plan.engine != "vllm"
+
+
 def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats) -> None:
     moe = config.moe
     assert moe is not None
@@ -160,18 +166,19 @@ def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats) 
     for n, k in ((gates * f, h), (h, f)):
         kernels.products.append(Product("experts", here, each, one * n, one * k, plan.weight_dtype))
     _linear(kernels, m, float(moe.experts), h, "fp32" if moe.router_fp32 else "bf16", "experts")
-    # Softmax and top-k, sorting by expert, activation, weighted sum.
-    kernels.streams.append(Stream("experts", 6.0 * m * moe.experts, 1.0))
-    kernels.streams.append(Stream("experts", 16.0 * sent, 2.0))
-    kernels.streams.append(Stream("experts", 2.0 * (gates + 1.0) * sent * f, 1.0))
-    kernels.streams.append(Stream("experts", 2.0 * (sent + tokens / plan.ep) * h, 1.0))
+    # Softmax and top-k, sorting by expert, activation, weighted sum. Where tokens are not sent to their experts' ranks,
+    # kernels walk the rows of all experts.
+    walked = sent if _exchanged(plan) else tokens * moe.top_k
+    kernels.streams.append(Stream("experts", 6.0 * m * moe.experts + 16.0 * walked, 1.0, routing=True))
+    kernels.streams.append(Stream("experts", 2.0 * (gates + 1.0) * walked * f, 1.0))
+    kernels.streams.append(Stream("experts", 2.0 * (walked + tokens) * h, 1.0))
     if moe.shared_intermediate:
         _mlp(kernels, config, plan, m, moe.shared_intermediate / plan.tp, "experts")
     if plan.dp == 1:
         if plan.tp > 1:
             kernels.messages.append(Message("all_reduce", 2.0 * m * h, plan.tp))
         return
-    if plan.engine == "vllm" or plan.ep == 1:  # every rank gets all tokens, and sums come back
+    if not _exchanged(plan):  # every rank gets all tokens, and sums come back
         kernels.messages.append(Message("all_gather", 2.0 * tokens * h, plan.dp, plan.tp))
         kernels.messages.append(Message("reduce_scatter", 2.0 * tokens * h, plan.dp, plan.tp))
     else:
@@ -188,6 +195,8 @@ def decode(config: LLMConfig, plan: ServingPlan, n: Floats) -> Kernels:
         a, (heads, _), one = config.mla, heads_of(config, plan), _ones(n)
         for wide, deep in ((a.kv_lora_rank, a.nope_head_dim), (a.v_head_dim, a.kv_lora_rank)):
             kernels.products.append(Product("products", one * heads, n, one * wide, one * deep, "bf16"))
+        # Queries and latents joined, planned and transposed around the core.
+        kernels.streams.append(Stream("elementwise", 8.0 * n * heads * a.kv_lora_rank, 6.0))
     return kernels
 
 
@@ -219,8 +228,8 @@ def head(config: LLMConfig, plan: ServingPlan, s: Floats) -> Kernels:
     h, share = float(config.hidden), config.vocab / plan.tp
     kernels = Kernels(streams=[Stream("elementwise", 8.0 * s * h)])
     _linear(kernels, s, share, h, "bf16", "logits")
-    # To fp32 (2 + 4), then largest, or softmax and threshold (3 · 4).
-    kernels.streams.append(Stream("sampling", 18.0 * s * config.vocab, 4.0))
+    # To fp32 and the largest of each row, in a dozen small kernels (vLLM's sampler).
+    kernels.streams.append(Stream("sampling", 6.0 * s * config.vocab, 12.0))
     if plan.tp > 1:
         kernels.messages.append(Message("all_gather", 2.0 * s * config.vocab, plan.tp))
     return kernels
