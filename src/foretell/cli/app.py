@@ -503,6 +503,8 @@ from foretell.cli import (  # noqa: E402, F401
     long_runs,
     occupancy,
     plan,
+    plan_serve,
+    serve,
     simulate,
     ui,
 )

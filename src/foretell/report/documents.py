@@ -20,6 +20,8 @@ SCHEMAS: tuple[str, ...] = (
     "foretell.kv/1",
     "foretell.occupancy/1",
     "foretell.plan/1",
+    "foretell.serving-plan/1",
+    "foretell.serving/1",
     "foretell.shapes/1",
     "foretell.training-run/1",
     "foretell.training-step/1",

@@ -235,10 +235,11 @@ def measure(
     """
     ok = served.served
     first_s = float(served.arrival_s.min()) if len(served) else 0.0
-    since, until = first_s + warm_up_s, max(served.end_s, first_s) - cool_down_s
+    last_s = max(served.end_s, float(served.arrival_s.max(initial=0.0)))
+    since, until = first_s + warm_up_s, last_s - cool_down_s
     mine = (served.arrival_s >= since) & (served.arrival_s <= until)
     if not until > since or not mine.any():
-        whole = f"{max(served.end_s - first_s, 0.0):.3g} s"
+        whole = f"{last_s - first_s:.3g} s"
         raise InputError(f"nothing is left of {whole}", "--warm-up, --cool-down", "give less of them")
     times = latencies(served)
     values, weights = gaps(served.runs, since, until)

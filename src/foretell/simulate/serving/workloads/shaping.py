@@ -14,7 +14,7 @@ from foretell.simulate.serving.workloads.arrivals import arrivals
 from foretell.simulate.serving.workloads.family import MOST_REQUESTS, Trace
 from foretell.simulate.serving.workloads.lengths import Lengths
 
-__all__ = ["MOST_REQUESTS", "faster", "offline", "replayed", "synthetic"]
+__all__ = ["MOST_REQUESTS", "faster", "offline", "relengthed", "replayed", "synthetic"]
 
 
 def replayed(trace: Trace, *, rate: float | None = None, process: str = "poisson", seed: int = 0) -> Requests:
@@ -58,6 +58,14 @@ def faster(trace: Trace, scale: str) -> Trace:
         factor = value / ((len(trace) - 1) / span)
     about = MappingProxyType({**trace.about, "scale": f"{factor:.4g} times as fast"})
     return replace(trace, arrival_s=trace.arrival_s / factor, about=about)
+
+
+def relengthed(trace: Trace, lengths: Lengths, seed: int = 0) -> Trace:
+    """A trace's times with other lengths; nothing is shared between its prompts."""
+    asked, answered = lengths.draw(len(trace), np.random.default_rng(seed))
+    nothing = np.zeros(len(trace), dtype=np.int64)
+    about = MappingProxyType({**trace.about, "lengths": lengths.about})
+    return replace(trace, input_tokens=asked, output_tokens=answered, prefix=nothing, prefix_tokens=nothing, about=about)
 
 
 def synthetic(

@@ -1,0 +1,421 @@
+"""``foretell simulate serve``: a model served under load, request by request."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import options as opt
+from foretell.cli.simulate import simulate
+
+if TYPE_CHECKING:
+    from foretell.hardware import Device
+    from foretell.hardware.cluster import Cluster
+    from foretell.simulate.serving import Requests, ServingPlan
+    from foretell.simulate.serving.simulator import Link
+    from foretell.simulate.serving.workloads import Lengths
+    from foretell.workload.llm import LLMConfig
+
+__all__ = ["serve"]
+
+_LOAD, _ENGINE, _WHERE, _WHAT = "What is asked for", "The engine", "Where it runs", "What is told"
+#: Requests that are drawn unless it is said how many.
+_REQUESTS = 1000
+_LENGTHS = ("1024", "256")
+
+
+def _option(panel: str, name: str, metavar: str, what: str, default: bool = False) -> Any:
+    return typer.Option(name, metavar=metavar, help=what, show_default=default, rich_help_panel=panel)
+
+
+def _flag(panel: str, name: str, what: str) -> Any:
+    return typer.Option(name, help=what, rich_help_panel=panel)
+
+
+@simulate.command()
+def serve(
+    context_: typer.Context,
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help="llm:NAME or a config.json.", show_default=False)],
+    on: Annotated[str, typer.Option("--on", metavar="DEVICE", help="A device, or a cluster such as 'dgx-h100'.")],
+    tp: Annotated[int, _option(_WHERE, "--tp", "N", "Tensor-parallel ranks.", True)] = 1,
+    pp: Annotated[int, _option(_WHERE, "--pp", "N", "Pipeline stages.", True)] = 1,
+    dp: Annotated[int, _option(_WHERE, "--dp", "N", "Ranks with attention of their own that share experts.", True)] = 1,
+    ep: Annotated[int, _option(_WHERE, "--ep", "N", "Expert-parallel ranks, out of tp · dp.", True)] = 1,
+    replicas: Annotated[int, _option(_WHERE, "--replicas", "N", "Replicas behind one router.", True)] = 1,
+    router: Annotated[
+        str, _option(_WHERE, "--router", "NAME", "round-robin, least-loaded or prefix-aware.", True)
+    ] = "round-robin",
+    disaggregate: Annotated[
+        str | None, _option(_WHERE, "--disaggregate", "P:D", "P replicas run prompts, D others decode.")
+    ] = None,
+    kv_link: Annotated[
+        str | None,
+        _option(_WHERE, "--kv-link", "RATE", "What caches move over between replicas, a GPU (the machine's link)."),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        _option(_LOAD, "--trace", "[NAME:]FILE", "Requests of a trace: azure:conv.csv, servegen:deepseek-r1, a file."),
+    ] = None,
+    rate: Annotated[
+        float | None, _option(_LOAD, "--rate", "N", "Requests a second, instead of a trace's times.")
+    ] = None,
+    arrivals: Annotated[
+        str, _option(_LOAD, "--arrivals", "NAME", "poisson, constant, gamma:CV or mmpp:RATIO:TIME.", True)
+    ] = "poisson",
+    concurrency: Annotated[
+        int | None, _option(_LOAD, "--concurrency", "N", "So many requests at a time: the next as one ends.")
+    ] = None,
+    offline: Annotated[bool, _flag(_LOAD, "--offline", "All requests at once.")] = False,
+    num_requests: Annotated[
+        int | None, _option(_LOAD, "--num-requests", "N", f"At most so many ({_REQUESTS:,}; a trace: all).")
+    ] = None,
+    isl: Annotated[
+        str | None, _option(_LOAD, "--isl", "N", f"Input tokens: N or lognormal:MEAN:CV ({_LENGTHS[0]}).")
+    ] = None,
+    osl: Annotated[
+        str | None, _option(_LOAD, "--osl", "N", f"Output tokens: N or lognormal:MEAN:CV ({_LENGTHS[1]}).")
+    ] = None,
+    lengths: Annotated[
+        str | None, _option(_LOAD, "--lengths", "TRACE", "Draw lengths from a trace; fit:TRACE: from a fit to it.")
+    ] = None,
+    scale: Annotated[
+        str | None, _option(_LOAD, "--scale", "2x|N/s", "Speed the trace up, or bring it to a mean rate.")
+    ] = None,
+    start: Annotated[str | None, _option(_LOAD, "--start", "TIME", "Begin so far into the trace.")] = None,
+    duration: Annotated[str | None, _option(_LOAD, "--duration", "TIME", "Take the requests of so long.")] = None,
+    seed: Annotated[int, _option(_LOAD, "--seed", "N", "Of everything that is drawn.", True)] = 0,
+    engine: Annotated[str, _option(_ENGINE, "--engine", "NAME", "vllm, sglang, trtllm or static.", True)] = "vllm",
+    engine_version: Annotated[
+        str, _option(_ENGINE, "--engine-version", "VERSION", "Of the engine (the newest known).")
+    ] = "",
+    max_batched_tokens: Annotated[
+        int, _option(_ENGINE, "--max-batched-tokens", "N", "Tokens of an iteration.", True)
+    ] = 8192,
+    max_num_seqs: Annotated[int, _option(_ENGINE, "--max-num-seqs", "N", "Sequences that run at a time.", True)] = 256,
+    max_model_len: Annotated[
+        int | None, _option(_ENGINE, "--max-model-len", "N", "Tokens of a request in all (what the model allows).")
+    ] = None,
+    block_size: Annotated[int, _option(_ENGINE, "--block-size", "N", "Tokens of a KV block.", True)] = 16,
+    gpu_memory_utilization: Annotated[
+        float, _option(_ENGINE, "--gpu-memory-utilization", "SHARE", "Of the memory, for the engine.", True)
+    ] = 0.9,
+    chunked_prefill: Annotated[
+        bool, _flag(_ENGINE, "--chunked-prefill/--no-chunked-prefill", "Cut long prompts into chunks.")
+    ] = True,
+    prefix_cache: Annotated[
+        bool, _flag(_ENGINE, "--prefix-cache/--no-prefix-cache", "Keep what prompts have in common.")
+    ] = False,
+    cuda_graph: Annotated[bool, _flag(_ENGINE, "--cuda-graph/--no-cuda-graph", "Launch whole decode steps.")] = True,
+    weight_dtype: Annotated[
+        str, _option(_ENGINE, "--weight-dtype", "NAME", "bf16, fp8, int8, int4, mxfp4, nvfp4.", True)
+    ] = "bf16",
+    kv_dtype: Annotated[str, _option(_ENGINE, "--kv-dtype", "NAME", "Format of the KV cache.", True)] = "bf16",
+    preemption: Annotated[str, _option(_ENGINE, "--preemption", "NAME", "recompute or swap.", True)] = "recompute",
+    host_memory: Annotated[
+        str | None, _option(_ENGINE, "--host-memory", "BYTES", "Keep evicted KV blocks there, a rank (none).")
+    ] = None,
+    slo: Annotated[
+        str | None, _option(_WHAT, "--slo", "LIMITS", "Limits of a request: ttft=500ms,tpot=50ms,e2e=20s.")
+    ] = None,
+    percentiles: Annotated[
+        str, _option(_WHAT, "--percentiles", "P,P…", "Percentiles of latencies.", True)
+    ] = "50,90,95,99",
+    warm_up: Annotated[str | None, _option(_WHAT, "--warm-up", "TIME", "Leave the beginning out.")] = None,
+    cool_down: Annotated[str | None, _option(_WHAT, "--cool-down", "TIME", "Leave the end out.")] = None,
+    price: Annotated[
+        str | None, _option(_WHAT, "--price", "USD/h", "Of one GPU, e.g. '2.5 USD/h' (the catalogue's).")
+    ] = None,
+    html: opt.Html = None,
+    timeline: Annotated[
+        Path | None, _option(_WHAT, "--timeline", "FILE", "Also write iterations and requests, for ui.perfetto.dev.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """A model served under load: latencies, throughput, memory, energy, cost, and what binds."""
+    from foretell.cli import files
+    from foretell.cli.terminal import progress, show, show_text
+    from foretell.errors import InputError
+    from foretell.report.documents import json_text
+    from foretell.report.serving import service_card
+    from foretell.simulate.serving.metrics import parse_slo
+    from foretell.units import parse_bytes, parse_money_per_hour, parse_time
+
+    files.check(html, None, 1, workload)
+    if timeline is not None:
+        files.writable(timeline, "--timeline")
+        files.ending(timeline, "--timeline", (".json",))
+    asked = context_.params
+    objective = None if slo is None else parse_slo(slo)
+    wanted_percentiles = _percentiles(percentiles)
+    times = {name: 0.0 if asked[name] is None else parse_time(asked[name], "--" + name.replace("_", "-"))
+             for name in ("warm_up", "cool_down", "start")}  # fmt: skip
+    usd_per_h = None if price is None else parse_money_per_hour(price, "--price")
+    if not 0.01 <= gpu_memory_utilization <= 1.0:
+        what = f"{gpu_memory_utilization:g} is no share of memory"
+        raise InputError(what, "--gpu-memory-utilization", "give 0.01 to 1")
+    split = (0, 0) if disaggregate is None else _split(disaggregate)
+    config, device, machine = _where(workload, on)
+    values: dict[str, Any] = {
+        "engine": engine, "version": engine_version, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
+        "replicas": replicas if disaggregate is None else sum(split), "router": router,
+        "prefill_replicas": split[0], "decode_replicas": split[1], "weight_dtype": weight_dtype, "kv_dtype": kv_dtype,
+        "max_num_batched_tokens": max_batched_tokens, "max_num_seqs": max_num_seqs,
+        "max_model_len": _longest(config, max_model_len), "block_size": block_size,
+        "gpu_memory_percent": round(100 * gpu_memory_utilization), "chunked_prefill": chunked_prefill,
+        "prefix_cache": prefix_cache, "cuda_graph": cuda_graph, "preemption": preemption,
+        "host_kv_bytes": 0 if host_memory is None else parse_bytes(host_memory, "--host-memory"),
+    }  # fmt: skip
+    if disaggregate is not None and replicas != 1:
+        raise InputError("both say how many replicas there are", "--replicas, --disaggregate", "give one of them")
+    if kv_link is not None and disaggregate is None:
+        raise InputError("caches move between replicas only where they are disaggregated", "--kv-link", "leave it out")
+    from foretell.simulate.serving import ServingPlan
+
+    plan = ServingPlan(**values)
+    links = _links(plan, device, machine, kv_link)
+    load = _load(asked)
+    requests = _requests(asked, times["start"], duration)
+    with progress("Simulating"):
+        found = _simulated(
+            config, device, machine, on, plan, load, requests, concurrency or 0, offline, links,
+            {"slo": objective, "percentiles": wanted_percentiles, "warm_up_s": times["warm_up"],
+             "cool_down_s": times["cool_down"]}, usd_per_h, seed,
+        )  # fmt: skip
+    written = [path for path in (html, timeline) if path is not None]
+    try:
+        if html is not None:
+            from foretell.report.serving_html import service_page
+
+            html.write_text(service_page(found, opt.command_line(context_)), encoding="utf-8")
+        if timeline is not None:
+            from foretell.timeline import write_chrome
+
+            write_chrome(found.served.to_timeline(), timeline)
+    except OSError as error:
+        where = f"{'--html' if error.filename == str(html) else '--timeline'} {error.filename}"
+        raise InputError(f"cannot be written: {error.strerror or error}", where, "give another file") from error
+    if json:
+        show_text(json_text(found.to_dict()))
+    else:
+        show(service_card(found))
+        if written:
+            show_text("\n" + "\n".join(f"wrote {path}" for path in written))
+
+
+def _percentiles(text: str) -> list[float]:
+    from foretell.errors import InputError
+
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 <= q <= 100 for q in found):
+        raise InputError(f"{text[:40]!r} are no percentiles", "--percentiles", "give numbers from 0 to 100: 50,99.9")
+    return found
+
+
+def _split(text: str) -> tuple[int, int]:
+    from foretell.errors import InputError
+
+    parts = text.split(":")
+    if len(parts) != 2 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
+        raise InputError(f"{text[:40]!r} is no split", "--disaggregate", "write P:D, e.g. 1:3")
+    return int(parts[0]), int(parts[1])
+
+
+def _where(workload: str, on: str) -> tuple[LLMConfig, Device, Device | Cluster]:
+    """The model, the kind of device, and the machine: a device alone stands for as many as the plan takes."""
+    from foretell.errors import InputError
+    from foretell.hardware import cluster
+    from foretell.workload import llm
+
+    name = workload.removeprefix("hf:")
+    if not workload.startswith("llm:") and not name.endswith((".json", ".toml")):
+        raise InputError(f"{workload[:80]!r} is no language model with a configuration", "WORKLOAD",
+                         "give llm:NAME or a config.json")  # fmt: skip
+    config = llm.config(name)
+    if "," in on:
+        raise InputError(f"{on[:80]!r} names several", "--on", "a service runs on one kind of device")
+    machine = cluster(on)
+    if not machine.homogeneous:
+        raise InputError(f"{on[:80]!r} has devices of several kinds", "--on", "a service runs on one kind of device")
+    device = machine.nodes[0].device
+    return config, device, device if machine.device_count == 1 else machine
+
+
+def _longest(config: LLMConfig, given: int | None) -> int:
+    """Tokens that a request may have: what is asked for, at most what the model was made for."""
+    from foretell.errors import InputError
+
+    allowed = config.context_length or 0
+    if given is None:
+        return allowed
+    if given < 1 or (allowed and given > allowed):
+        raise InputError(f"{given:,} tokens", "--max-model-len", f"{config.name} allows 1 to {allowed:,}")
+    return given
+
+
+def _links(
+    plan: ServingPlan, device: Device, machine: Device | Cluster, text: str | None
+) -> dict[str, Link | None]:
+    """What caches move over: between replicas, and to host memory."""
+    from foretell.errors import InputError
+    from foretell.hardware import Device
+    from foretell.simulate.serving.simulator import Link
+    from foretell.units import parse_bandwidth
+
+    links: dict[str, Link | None] = {"kv_link": None, "host_link": None}
+    pcie = device.link("pcie")
+    host = None if pcie is None else pcie.total_bandwidth_bytes_per_s
+    if plan.host_kv_bytes or plan.preemption == "swap":
+        if host is None:
+            raise InputError(f"the link of {device.name} to its host is unknown", "--host-memory", "leave it out")
+        links["host_link"] = Link(host, (pcie and pcie.latency_s) or 0.0)
+    if plan.prefill_replicas:
+        if text is not None:
+            links["kv_link"] = Link(parse_bandwidth(text, "--kv-link"))
+        elif not isinstance(machine, Device) and machine.network is not None:
+            # Replicas of several machines: what the network gives each device of one.
+            ports, node = machine.network, machine.nodes[0]
+            rate = ports.total_bandwidth_bytes_per_s
+            if rate is not None:
+                links["kv_link"] = Link(rate / node.count, ports.latency_s or 0.0)
+        else:
+            inside = None if isinstance(machine, Device) else machine.nodes[0].link
+            fastest = [one for one in (inside, *device.links) if one is not None and one.total_bandwidth_bytes_per_s]
+            if fastest:
+                best = max(fastest, key=lambda one: one.total_bandwidth_bytes_per_s or 0.0)
+                links["kv_link"] = Link(best.total_bandwidth_bytes_per_s or 0.0, best.latency_s or 0.0)
+        if links["kv_link"] is None:
+            raise InputError(f"no link of {device.name} is known", "--disaggregate", "say it: --kv-link 50GB/s")
+    return links
+
+
+def _load(asked: dict[str, Any]) -> str:
+    """How requests come, in words. Raises InputError where that is said twice or not at all."""
+    from foretell.errors import InputError
+
+    given = [name for name in ("rate", "concurrency", "offline") if asked[name]]
+    if len(given) > 1:
+        raise InputError("are different kinds of load", ", ".join(f"--{name}" for name in given), "give one of them")
+    if asked["concurrency"] is not None and asked["concurrency"] < 1:
+        raise InputError(f"{asked['concurrency']} requests at a time", "--concurrency", "give 1 or more")
+    if asked["rate"] is not None and not 0 < asked["rate"] < math.inf:
+        raise InputError(f"{asked['rate']:g} requests a second", "--rate", "give a rate above 0")
+    if not given and asked["trace"] is None:
+        raise InputError("no load", "simulate serve", "give --trace, --rate, --concurrency or --offline")
+    if asked["arrivals"] != "poisson" and asked["rate"] is None:
+        raise InputError("says how requests come at a rate", "--arrivals", "give --rate as well")
+    if asked["scale"] is not None and (asked["trace"] is None or given):
+        raise InputError("speeds up the times of a trace", "--scale", "give --trace, and no other load")
+    if asked["start"] is not None and asked["trace"] is None:
+        raise InputError("is a time of a trace", "--start", "give --trace")
+    if asked["lengths"] is not None and (asked["isl"] or asked["osl"]):
+        raise InputError("both say lengths", "--lengths, --isl, --osl", "give one of them")
+    if asked["offline"]:
+        return "all at once"
+    if asked["concurrency"]:
+        return f"{asked['concurrency']:,} at a time"
+    if asked["rate"] is not None:
+        return f"{asked['arrivals']}, {asked['rate']:g} requests/s"
+    return f"times of {Path(str(asked['trace'])).name}"
+
+
+def _requests(asked: dict[str, Any], start_s: float, duration: str | None) -> Requests:
+    from dataclasses import replace
+
+    from foretell.simulate.serving.workloads import Wanted, offline, read, replayed, synthetic
+    from foretell.simulate.serving.workloads.family import MOST_REQUESTS
+    from foretell.simulate.serving.workloads.shaping import faster, relengthed
+    from foretell.units import parse_time
+
+    seed, count = asked["seed"], asked["num_requests"]
+    duration_s = None if duration is None else parse_time(duration, "--duration")
+    drawn = _lengths(asked)
+    at_once = asked["offline"] or asked["concurrency"] is not None
+    if asked["trace"] is None:
+        lengths = drawn or _fixed(asked)
+        if at_once:
+            return offline(lengths, _REQUESTS if count is None else count, seed)
+        many = _REQUESTS if count is None and duration_s is None else count
+        return synthetic(lengths, rate=asked["rate"], count=many, duration_s=duration_s, process=asked["arrivals"],
+                         seed=seed)  # fmt: skip
+    wanted = Wanted(MOST_REQUESTS if count is None else count, start_s, duration_s, seed, drawn)
+    trace = read(asked["trace"], wanted)
+    if drawn is not None:
+        trace = relengthed(trace, drawn, seed)
+    if asked["scale"] is not None:
+        trace = faster(trace, asked["scale"])
+    if at_once:
+        return offline(replace(trace, arrival_s=None))
+    return replayed(trace, rate=asked["rate"], process=asked["arrivals"], seed=seed)
+
+
+def _lengths(asked: dict[str, Any]) -> Lengths | None:
+    """The lengths that are asked for, if they are."""
+    from foretell.simulate.serving.workloads import Lengths, read
+
+    if asked["lengths"] is None:
+        return _fixed(asked) if asked["isl"] or asked["osl"] else None
+    spec: str = asked["lengths"]
+    fit = spec.startswith("fit:")
+    trace = read(spec.removeprefix("fit:"))
+    make = Lengths.fitted if fit else Lengths.resampled
+    return make(trace.input_tokens, trace.output_tokens, spec.removeprefix("fit:"))
+
+
+def _fixed(asked: dict[str, Any]) -> Lengths:
+    from foretell.simulate.serving.workloads import parse_lengths
+
+    return parse_lengths(asked["isl"] or _LENGTHS[0], asked["osl"] or _LENGTHS[1])
+
+
+def _simulated(
+    config: LLMConfig, device: Device, machine: Device | Cluster, on: str, plan: ServingPlan, load: str,
+    requests: Requests, concurrency: int, offline: bool, links: dict[str, Link | None], told: dict[str, Any],
+    usd_per_h: float | None, seed: int,
+) -> Any:  # fmt: skip
+    from foretell.cost.energy import power_of
+    from foretell.errors import InfeasibleError
+    from foretell.hardware import Device
+    from foretell.report.serving import Service
+    from foretell.simulate.serving.iteration import Iterations
+    from foretell.simulate.serving.metrics import measure
+    from foretell.simulate.serving.room import shortage_bytes, what_fits
+    from foretell.simulate.serving.simulator import serve as served_by
+    from foretell.units import format_bytes
+
+    many = 1 if isinstance(machine, Device) else machine.device_count
+    if many > 1 and plan.devices > many:
+        raise InfeasibleError(f"the plan takes {plan.devices} devices and {on} has {many}",
+                              "give a larger cluster, or fewer replicas or ranks")  # fmt: skip
+    iterations = Iterations.of(config, plan, machine)
+    try:
+        capacity = iterations.kv_capacity_tokens
+    except InfeasibleError as error:
+        lacks = shortage_bytes(config, plan, machine)
+        raise InfeasibleError(
+            f"{error.message}: {format_bytes(lacks)} too many on each",
+            "; ".join(what_fits(config, plan, device)) or "no number of these devices that was tried holds it",
+        ) from error
+    result = served_by(
+        iterations, plan, requests, concurrency=concurrency, offline=offline, seed=seed,
+        kv_link=links["kv_link"], host_link=links["host_link"],
+    )  # fmt: skip
+    if not result.served.any():
+        reasons = "; ".join(f"{count:,} {why}" for why, count in result.refusals.items())
+        raise InfeasibleError(f"no request can be served: {reasons}", "give shorter requests, or what holds them")
+    power = power_of(device)
+    price = device.price_usd_per_h if usd_per_h is None else usd_per_h
+    figures = measure(
+        result, plan, costed=iterations, price_usd_per_h=price, idle_w=0.0 if power is None else power.idle_w, **told
+    )
+    return Service(
+        config=config, device=device, where=on, plan=plan, load=load, requests=requests, served=result,
+        metrics=figures, slo=told["slo"], kv_capacity_tokens=capacity,
+        kv_bytes=capacity * iterations.kv_bytes_per_token, weights_bytes=iterations.weights_bytes,
+        price_usd_per_h=price, seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,265 @@
+"""``foretell simulate serve``: what it tells, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from foretell.report import schema
+from foretell.report.documents import json_text
+
+Run = Callable[..., Any]
+BASE = ("simulate", "serve", "llm:llama-3.1-8b", "--on", "h100-sxm")
+SMALL = ("--num-requests", "40", "--isl", "200", "--osl", "20")
+
+
+def document(run: Run, *arguments: object) -> dict[str, Any]:
+    result = run(*BASE, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_card_at_eighty_columns(run: Run) -> None:
+    result = run(*BASE, "--rate", "20", *SMALL, "--slo", "ttft=500ms,tpot=50ms")
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for said in (
+        "TTFT", "TPOT", "ITL", "E2E", "p99", "Throughput", "KV cache", "Bound by", "Waiting for", "per million",
+        "of requests keep it", "TTFT ≤ 500 ms", "no request", "poisson, 20 requests/s", "200 input tokens each",
+    ):  # fmt: skip
+        assert said in result.stdout, said
+
+
+def test_the_document_follows_its_schema_and_leaves_nothing_undocumented(run: Run) -> None:
+    found = document(run, "--rate", "20", *SMALL, "--slo", "ttft=500ms", "--percentiles", "50,99.9")
+    own = schema("foretell.serving/1")
+    jsonschema.Draft202012Validator(own).validate(found)
+    assert list(found) == list(own["properties"])
+    for key in ("plan", "load", "throughput", "slo", "batch", "kv", "latency_s"):
+        assert list(found[key]) == list(own["properties"][key]["properties"]), key
+    assert list(found["latency_s"]["ttft"]) == ["mean", "min", "p50", "p99.9", "max"]
+    assert found["load"]["input_tokens"] == {"mean": 200.0, "p50": 200.0, "p99": 200.0, "max": 200}
+    wrong = json.loads(json_text(found))
+    wrong["kv"]["mean"] = 1.5
+    with pytest.raises(jsonschema.ValidationError, match=r"1\.5"):
+        jsonschema.Draft202012Validator(own).validate(wrong)
+
+
+def test_figures_hang_together(run: Run) -> None:
+    found = document(run, "--offline", *SMALL, "--price", "2 USD/h")
+    seconds = found["until_s"] - found["since_s"]
+    assert found["requests"] == found["finished"] == 40
+    assert found["throughput"]["output_tokens_per_s"] == pytest.approx(40 * 20 / seconds)
+    assert found["throughput"]["input_tokens_per_s"] == pytest.approx(40 * 200 / seconds)
+    assert found["cost_usd"] == pytest.approx(2 * seconds / 3600)
+    assert found["usd_per_million_output_tokens"] == pytest.approx(1e6 * found["cost_usd"] / 800)
+    assert found["energy_j"] == pytest.approx(found["power_w"] * seconds)
+    assert sum(found["bound"].values()) == pytest.approx(1.0)
+    assert found["slo"] is None
+    assert found["latency_s"]["e2e"]["max"] == pytest.approx(seconds)
+
+
+def test_the_same_seed_gives_the_same_bytes(run: Run) -> None:
+    given = (*BASE, "--rate", "30", "--num-requests", "30", "--osl", "lognormal:40:1", "--json")
+    first = run(*given, "--seed", "5").stdout
+    assert run(*given, "--seed", "5").stdout == first
+    assert run(*given, "--seed", "6").stdout != first
+
+
+def test_a_closed_loop_keeps_so_many_under_way(run: Run) -> None:
+    found = document(run, "--concurrency", "4", *SMALL)
+    assert found["load"]["kind"] == "4 at a time"
+    assert found["batch"]["running"] == pytest.approx(4.0, rel=0.05)
+
+
+TRACE = "arrival_s,input_tokens,output_tokens\n0,100,10\n1,200,20\n2,300,0\n3,400,40\n-1,5,5\n4,200000,5\n"
+
+
+def test_rows_that_are_left_out_are_counted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    found = document(run, "--trace", path)
+    skipped = {"an output of 0 tokens, first at row 4": 1, "a negative time, first at row 6": 1}
+    assert found["load"]["skipped"] == skipped
+    assert found["refused"] == {"longer than max_model_len": 1}
+    assert found["finished"] == 3
+    shown = run(*BASE, "--trace", path).stdout
+    assert "1 row of the trace with a negative time, first at row 6" in " ".join(shown.split())
+    assert "1 request refused: longer than max_model_len" in " ".join(shown.split())
+
+
+def test_a_trace_sped_up_cut_and_with_other_lengths(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},{50 + i},5\n" for i in range(60)))
+    part = document(run, "--trace", path, "--start", "10s", "--duration", "20s", "--scale", "4x")
+    assert part["load"]["requests"] == 20
+    assert part["load"]["about"]["scale"] == "4 times as fast"
+    assert part["since_s"] == 0.0
+    assert part["until_s"] == pytest.approx(19 / 4, abs=0.3)
+    lengths = document(run, "--rate", "50", "--lengths", path, "--num-requests", "30")["load"]["input_tokens"]
+    assert 50 <= lengths["p50"] <= 110
+    fitted = document(run, "--rate", "50", "--lengths", f"fit:{path}", "--num-requests", "30")
+    assert "lognormal, fitted to" in fitted["load"]["about"]["lengths"]
+    other = document(run, "--trace", path, "--rate", "100", "--isl", "77")
+    assert other["load"]["input_tokens"]["max"] == 77
+    assert other["load"]["kind"] == "poisson, 100 requests/s"
+    at_once = document(run, "--trace", path, "--offline", "--num-requests", "10")
+    assert at_once["load"]["requests"] == 10
+
+
+def test_the_engine_s_settings_reach_it(run: Run) -> None:
+    wide = document(run, "--offline", *SMALL)
+    few = document(run, "--offline", *SMALL, "--max-num-seqs", "4")
+    assert few["queue"]["max-num-seqs"] > 0.5
+    assert few["until_s"] > wide["until_s"]
+    eight = document(run, "--offline", *SMALL, "--weight-dtype", "fp8", "--kv-dtype", "fp8", "--tp", "2")
+    assert eight["weights_bytes"] < 0.6 * wide["weights_bytes"] / 2 * 1.2
+    assert eight["devices"] == 2
+    assert eight["kv"]["capacity_tokens"] > 2 * wide["kv"]["capacity_tokens"]
+    less = document(run, "--offline", *SMALL, "--gpu-memory-utilization", "0.5")
+    assert less["kv"]["capacity_tokens"] < wide["kv"]["capacity_tokens"]
+    for engine in ("sglang", "trtllm", "static"):
+        assert document(run, "--offline", *SMALL, "--engine", engine)["finished"] == 40
+
+
+def test_replicas_and_disaggregation(run: Run) -> None:
+    split = document(run, "--rate", "20", *SMALL, "--disaggregate", "1:2")
+    assert (split["devices"], split["plan"]["prefill_replicas"], split["plan"]["decode_replicas"]) == (3, 1, 2)
+    slow = document(run, "--rate", "20", *SMALL, "--disaggregate", "1:2", "--kv-link", "100MB/s")
+    assert slow["latency_s"]["e2e"]["p50"] > split["latency_s"]["e2e"]["p50"] + 0.1
+    many = document(run, "--rate", "20", *SMALL, "--replicas", "3", "--router", "least-loaded")
+    assert many["devices"] == 3
+    assert many["throughput"]["output_tokens_per_s_per_device"] == pytest.approx(
+        many["throughput"]["output_tokens_per_s"] / 3
+    )
+
+
+def test_a_page_that_loads_nothing(run: Run, tmp_path: Path) -> None:
+    trace, page = tmp_path / "<b>.csv", tmp_path / "x.html"
+    trace.write_text(TRACE)
+    result = run(*BASE, "--trace", trace, "--html", page, "--slo", "ttft=1s")
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "<b>.csv" not in text
+    assert "&lt;b&gt;.csv" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+    assert "<script" not in text
+    assert text.count('class="curve') >= 4
+    for said in ("first at row 6", "TTFT ≤ 1 s", "1 request refused"):
+        assert said in text
+
+
+def test_a_page_in_a_browser(run: Run, tmp_path: Path, chromium: Any) -> None:
+    page = tmp_path / "x.html"
+    run(*BASE, "--rate", "20", *SMALL, "--html", page)
+    for width in (1280, 390):
+        tab = chromium.new_page(viewport={"width": width, "height": 800})
+        said: list[str] = []
+        tab.on("console", lambda message, said=said: said.append(message.text))
+        tab.goto(page.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        boxes = tab.evaluate("[...document.querySelectorAll('path.curve')].map(c => c.getBoundingClientRect().width)")
+        assert sum(box > 20 for box in boxes) >= 8
+        assert said == []
+        tab.close()
+
+
+def test_the_timeline_opens_in_perfetto(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "serve.json"
+    result = run(*BASE, "--rate", "20", *SMALL, "--timeline", path)
+    assert f"wrote {path}" in result.stdout.replace("\n", " ") or str(path) in "".join(result.stdout.split("\n"))
+    events = json.loads(path.read_text())["traceEvents"]
+    requests = [event for event in events if event["ph"] == "X" and event.get("cat") == "request"]
+    assert {event["name"] for event in requests} >= {"prompt", "answer"}
+
+
+def test_the_beginning_left_out(run: Run) -> None:
+    whole = document(run, "--rate", "20", *SMALL)
+    later = document(run, "--rate", "20", *SMALL, "--warm-up", "1s", "--cool-down", "100ms")
+    assert later["since_s"] == pytest.approx(whole["since_s"] + 1.0)
+    assert later["requests"] < whole["requests"]
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would(run: Run) -> None:
+    result = run("simulate", "serve", "llm:llama-3.1-70b", "--on", "h100-sxm", "--offline")
+    assert result.exit_code == 3
+    said = " ".join(result.stderr.split())
+    assert "GiB too many on each" in said
+    assert "--tp 2 leaves room for" in said
+    # 141 GB of weights, and some of activations and context, in 90 % of 79.6 GiB.
+    assert 58 < float(said.split(" GiB too many")[0].split(": ")[-1]) < 66
+
+
+def test_too_few_devices(run: Run) -> None:
+    result = run("simulate", "serve", "llm:llama-3.1-8b", "--on", "dgx-h100", "--replicas", "9", "--offline", *SMALL)
+    assert result.exit_code == 3
+    assert "the plan takes 9 devices and dgx-h100 has 8" in " ".join(result.stderr.split())
+
+
+def test_nothing_that_can_be_served(run: Run) -> None:
+    result = run(*BASE, "--offline", "--num-requests", "3", "--isl", "300000")
+    assert result.exit_code == 3
+    assert "no request can be served: 3 longer than max_model_len" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --trace, --rate, --concurrency or --offline"),
+        (("--rate", "1", "--offline"), "are different kinds of load"),
+        (("--rate", "0"), "give a rate above 0"),
+        (("--rate", "nan"), "give a rate above 0"),
+        (("--concurrency", "0"), "give 1 or more"),
+        (("--offline", "--arrivals", "gamma:2"), "give --rate as well"),
+        (("--rate", "1", "--arrivals", "gama:2"), "did you mean 'gamma'"),
+        (("--rate", "1", "--scale", "2x"), "speeds up the times of a trace"),
+        (("--rate", "1", "--start", "2s"), "is a time of a trace"),
+        (("--rate", "1", "--lengths", "x", "--isl", "1"), "both say lengths"),
+        (("--rate", "1", "--isl", "0"), "give 1 to"),
+        (("--rate", "1", "--num-requests", "0"), "0 requests"),
+        (("--rate", "1", "--engine", "vlm"), "did you mean 'vllm'"),
+        (("--rate", "1", "--slo", "ttft"), "write e.g. ttft=500ms"),
+        (("--rate", "1", "--percentiles", "50,x"), "no percentiles"),
+        (("--rate", "1", "--percentiles", "101"), "no percentiles"),
+        (("--rate", "1", "--disaggregate", "1"), "write P:D"),
+        (("--rate", "1", "--disaggregate", "1:1", "--replicas", "3"), "give one of them"),
+        (("--rate", "1", "--kv-link", "1GB/s"), "only where they are disaggregated"),
+        (("--rate", "1", "--gpu-memory-utilization", "1.5"), "is no share of memory"),
+        (("--rate", "1", "--max-model-len", "1000000"), "allows 1 to 131,072"),
+        (("--rate", "1", "--warm-up", "5"), "has no unit"),
+        (("--rate", "1", "--warm-up", "1h", *SMALL), "nothing is left"),
+        (("--rate", "1", "--price", "3"), "hourly price"),
+        (("--trace", "none.csv"), "no such file"),
+        (("--trace", "mooncak:x"), "did you mean 'mooncake'"),
+        (("--rate", "1", "--html", "x.txt"), "does not end in .html"),
+        (("--rate", "1", "--timeline", "x.txt"), "does not end in .json"),
+        (("--rate", "1", "--tp", "0"), "tp is 0"),
+    ],
+)
+def test_wrong_input_says_what_and_how_to_repair_it(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    result = run(*BASE, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("workload", "on", "message"),
+    [
+        ("timm:resnet50", "t4", "no language model"),
+        ("llm:lama", "t4", "unknown"),
+        ("llm:gpt2", "t4,a10g", "names several"),
+        ("llm:gpt2", "dgx-a100 + dgx-h100", "several kinds"),
+        ("llm:gpt2", "h1000", "unknown"),
+    ],
+)
+def test_wrong_models_and_machines(run: Run, workload: str, on: str, message: str) -> None:
+    result = run("simulate", "serve", workload, "--on", on, "--offline")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
