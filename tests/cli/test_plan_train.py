@@ -230,3 +230,46 @@ def test_no_torch_is_needed(shell: Callable[..., Any]) -> None:
     result = shell("plan", "train", "--help")
     assert result.returncode == 0
     assert InputError  # what the failures above are
+
+
+def test_what_an_imported_file_says_besides_is_shown(run: Run, tmp_path: Path) -> None:
+    given = tmp_path / "run.txt"
+    given.write_text("--micro-batch-size 2\n--use-distributed-optimizer\n--my-\x1b[31mown 7\n", encoding="utf-8")
+    asked = (*ASKED, "--top", "1", "--import", str(given))
+    text = run(*asked, width=160).stdout
+    said = "options that say nothing about the plan: --my-?[31mown"
+    assert said in text
+    assert "\x1b" not in text
+    assert json.loads(run(*asked, "--json").stdout)["notes"][0] == said
+    page = tmp_path / "plan.html"
+    written = run(*asked, "--emit", "megatron", "--html", str(page))
+    assert f"note: --import: {said}" in written.stderr
+    assert "--my-?[31mown" in page.read_text(encoding="utf-8")
+
+
+def test_a_model_that_is_not_used_is_said(run: Run, tmp_path: Path) -> None:
+    given = tmp_path / "run.txt"
+    emitted = run(*ASKED[:2], "llm:llama-3.2-1b", *ASKED[3:], "--emit", "megatron").stdout
+    given.write_text(emitted, encoding="utf-8")
+    text = run(*ASKED, "--top", "1", "--import", str(given), width=160).stdout
+    assert "the file's own model of 1.24 G parameters is not used" in text
+
+
+def test_no_layers_are_no_number_of_recomputed_layers(run: Run) -> None:
+    result = run(*ASKED, "--recompute", "0")
+    assert result.exit_code == 2
+    assert "--recompute: 0 layers are none" in result.stderr
+
+
+def test_the_nearest_plans_say_the_batch_they_are_of(run: Run) -> None:
+    result = run("plan", "train", "llm:llama-3-8b", "--on", "1x dgx-h100", "--global-batch", "7", "--seq-len", "8192",
+                 "--dp", "8")  # fmt: skip
+    assert result.exit_code == 2
+    for said in result.stderr.split("the nearest plans: ")[1].split(", or "):
+        assert ("--dp 8" in said) == ("--global-batch" in said)
+
+
+def test_devices_that_are_no_gpu_are_costed_by_a_roofline_and_it_is_said(run: Run) -> None:
+    asked = ("plan", "train", "llm:llama-3-8b", "--on", "8x tpu-v5p", *ASKED[5:], "--top", "1")
+    assert "tpu-v5p is no GPU" in " ".join(run(*asked).stdout.split())
+    assert 0.3 < json.loads(run(*asked, "--json").stdout)["best"][0]["mfu"] < 0.8

@@ -153,3 +153,33 @@ def test_a_drawing_keeps_the_shares() -> None:
     nothing = simulate("1f1b", Times.of(0.0, 0.0, pp=2), 3)
     assert set(Gantt(nothing, 0).cells(10)) == {""}
     assert np.isfinite(nothing.bubble)
+
+
+@pytest.mark.parametrize(
+    "given", [("--tp", "8"), ("--mbs", "2"), ("--recompute", "full"), ("--precision", "fp8"), ("--first-layers", "2")]
+)
+def test_options_of_a_model_want_a_model(run: Run, given: tuple[str, ...]) -> None:
+    result = run("simulate", "pipeline", *given)
+    assert result.exit_code == 2
+    assert f"{given[0]} is about a model on a cluster" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--gather", "--reduce"])
+def test_exchanges_follow_from_a_model(run: Run, option: str) -> None:
+    result = run("simulate", "pipeline", *MODEL, option, "1ms")
+    assert result.exit_code == 2
+    assert f"{option}: follows from the workload" in result.stderr
+
+
+def test_one_kind_of_device_is_simulated(run: Run) -> None:
+    result = run("simulate", "pipeline", *MODEL[:2], "8x dgx-h100 + 8x dgx-a100", *MODEL[3:])
+    assert result.exit_code == 2
+    assert "devices of several kinds" in result.stderr
+    assert "--on '8x dgx-a100'" in result.stderr
+
+
+@pytest.mark.parametrize("given", [("--forward", "1e300s"), ("--stages", "1ms,1e12s"), ("--p2p", "1e10s")])
+def test_a_pass_of_centuries_is_refused(run: Run, given: tuple[str, ...]) -> None:
+    result = run("simulate", "pipeline", *given)
+    assert result.exit_code == 2
+    assert "is longer than 30 years" in result.stderr

@@ -158,3 +158,11 @@ def test_a_pipeline_takes_what_its_simulation_takes(changes: dict[str, object]) 
     # Beyond the pipeline: exchange of gradients, the update, and what the host does for each micro-batch and step.
     closed = sum(parts[name] for name in ("compute_s", "recompute_s", "tp_s", "pp_s", "bubble_s"))
     assert closed == pytest.approx(simulated, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tpu-v5p", "tpu-v6e", "gaudi-3"])
+def test_devices_without_multiprocessors_are_costed_by_their_roofs(name: str) -> None:
+    """No tile of a GPU: the arithmetic is never faster than the peak, and with long sequences not far from it."""
+    one = step(LLAMA, TrainingPlan(8, 8192, tp=8, sequence_parallel=True), cluster(f"8x {name}"))
+    busy = one.flops_per_device[0] / (one.compute_s[0] * one.peak_flops_per_s[0])
+    assert 0.4 < busy < 1.0

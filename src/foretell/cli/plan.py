@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,10 +36,11 @@ _NUMBERS = {
 _WORDS = ("schedule", "recompute", "context_scheme", "dispatcher")
 _FORMATS = ("megatron", "torchtitan", "deepspeed")
 _MOST_VALUES = 4096
+_NAMES = "NAME[,NAME…]"
 
 
-def _pin(name: str, what: str) -> Any:
-    return typer.Option(f"--{name}", metavar="N[,N…]", help=what, show_default=False, rich_help_panel=_PINS)
+def _pin(name: str, what: str, metavar: str = "N[,N…]") -> Any:
+    return typer.Option(f"--{name}", metavar=metavar, help=what, show_default=False, rich_help_panel=_PINS)
 
 
 @plan.command()
@@ -48,7 +51,7 @@ def train(
     ],
     workload: Annotated[
         str | None,
-        typer.Argument(metavar="[WORKLOAD]", help="llm:NAME, or a config.json; --import may bring one.",
+        typer.Argument(metavar="WORKLOAD", help="llm:NAME, or a config.json; --import may bring one.",
                        show_default=False),
     ] = None,
     global_batch: Annotated[
@@ -104,16 +107,19 @@ def train(
     shard: Annotated[str | None, _pin("shard", "Ranks that share one copy (HSDP); 0: all.")] = None,
     first_layers: Annotated[str | None, _pin("first-layers", "Layers of the first stage.")] = None,
     last_layers: Annotated[str | None, _pin("last-layers", "Layers of the last stage.")] = None,
-    recompute: Annotated[str | None, _pin("recompute", "none, selective or full; a number: layers of a rank.")] = None,
-    schedule: Annotated[str | None, _pin("schedule", "1f1b, interleaved, zero-bubble or gpipe.")] = None,
-    context_scheme: Annotated[str | None, _pin("context-scheme", "ring, a2a or allgather.")] = None,
-    dispatcher: Annotated[str | None, _pin("dispatcher", "alltoall, allgather or deepep.")] = None,
+    recompute: Annotated[
+        str | None, _pin("recompute", "none, selective or full; or numbers: layers of a rank.", _NAMES)
+    ] = None,
+    schedule: Annotated[str | None, _pin("schedule", "1f1b, interleaved, zero-bubble or gpipe.", _NAMES)] = None,
+    context_scheme: Annotated[str | None, _pin("context-scheme", "ring, a2a or allgather.", _NAMES)] = None,
+    dispatcher: Annotated[str | None, _pin("dispatcher", "alltoall, allgather or deepep.", _NAMES)] = None,
     objective: Annotated[
         str, typer.Option("--objective", metavar="NAME", help="time, cost or energy.", rich_help_panel=_SEARCH)
     ] = "time",
     max_memory: Annotated[
         str,
-        typer.Option("--max-memory", metavar="SHARE", help="Share of a device's memory.", rich_help_panel=_SEARCH),
+        typer.Option("--max-memory", metavar="SHARE", help="Share of a device's memory to fill.",
+                     rich_help_panel=_SEARCH),
     ] = "90%",
     nodes: Annotated[
         str | None,
@@ -174,7 +180,7 @@ def train(
         given["global_batch"] = global_batch
     if seq_len is not None:
         given["seq_len"] = seq_len
-    imported, config, notes = _start(start, workload, given, cluster.device_count)
+    imported, config, format_, notes = _start(start, workload, given, cluster.device_count)
     values: dict[str, Any] = imported.to_dict() if imported is not None else {"framework": "megatron"}
     values |= given
     for name in ("global_batch", "seq_len"):
@@ -210,6 +216,7 @@ def train(
             settings=settings, pinned=pinned, nodes=() if nodes is None else _counts(nodes, "--nodes"),
             imported=imported, out=out, jobs=jobs, progress=update,
         )  # fmt: skip
+    found = replace(found, notes=notes)
     if html is not None:
         _write_html(html, found, opt.command_line(context_))
     if emit is not None:
@@ -217,21 +224,24 @@ def train(
         from foretell.plan.training.space import smaller
 
         best = found.best[0]
+        for note in notes:
+            print(f"note: --import: {note}", file=sys.stderr)
         show_text(write(emit, config, best.plan, smaller(cluster, best.nodes)).rstrip("\n"))
         return
     if json:
         show_text(report.json_text(found.to_dict()))
         return
-    show(report.ranking_view(found, notes))
+    show(report.ranking_view(found, [f"starting from {format_} settings"] if format_ else ()))
     if html is not None:
         show_text(f"\nwrote {html}")
 
 
 def _start(
     path: Path | None, workload: str | None, given: dict[str, Any], devices: int
-) -> tuple[TrainingPlan | None, LLMConfig, list[str]]:
-    """The plan and the model to start from, and what is to be said of them."""
+) -> tuple[TrainingPlan | None, LLMConfig, str, tuple[str, ...]]:
+    """The plan and the model to start from, the format of the file they are from, and notes on what it says besides."""
     from foretell.errors import InputError
+    from foretell.units import format_count
     from foretell.workload import llm
 
     if workload is not None and not workload.startswith("llm:") and not workload.endswith((".json", ".toml")):
@@ -240,7 +250,7 @@ def _start(
     if path is None:
         if config is None:
             raise InputError("is missing", "WORKLOAD", "give e.g. llm:llama-3-70b, or --import FILE")
-        return None, config, []
+        return None, config, "", ()
     from foretell.plan.training.emit import read
 
     found = read(path)
@@ -253,11 +263,14 @@ def _start(
         for name in ("tp", "cp", "pp"):
             model *= int(found.plan.get(name, 1))
         others["dp"] = max(1, devices // model)
-    return found.training_plan(**others), config, [f"starting from {found.format} settings"]
+    notes = tuple(note for note in found.notes if not ("dp" in others and note.endswith("give --dp")))
+    if workload is not None and found.config is not None and found.config.parameters != config.parameters:
+        notes += (f"the file's own model of {format_count(found.config.parameters)} parameters is not used",)
+    return found.training_plan(**others), config, found.format, notes
 
 
 def _pinned(parameters: dict[str, Any], recompute: str | None) -> dict[str, tuple[Any, ...]]:
-    from foretell.errors import unknown
+    from foretell.errors import InputError, unknown
     from foretell.simulate.training.plan import CHOICES
 
     found: dict[str, tuple[Any, ...]] = {}
@@ -271,7 +284,10 @@ def _pinned(parameters: dict[str, Any], recompute: str | None) -> dict[str, tupl
             continue
         words = [word.strip() for word in text.split(",")]
         if name == "recompute" and all(word.isdigit() for word in words):
-            found |= {"recompute": ("full",), "recompute_layers": _counts(text, "--recompute")}
+            layers = _counts(text, "--recompute")
+            if 0 in layers:
+                raise InputError("0 layers are none", "--recompute", "give none, or a number of layers from 1")
+            found |= {"recompute": ("full",), "recompute_layers": layers}
             continue
         for word in words:
             if word not in CHOICES[name]:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 simulate = typer.Typer(cls=ForetellGroup, name="simulate", no_args_is_help=True, help="What happens over time.")
 app.add_typer(simulate)
 
+#: Options that say nothing without a workload.
+_OF_A_MODEL = (
+    *("on", "tp", "cp", "ep", "mbs", "global_batch", "seq_len", "first_layers", "last_layers", "recompute"),
+    "precision",
+)
+_LONGEST_S = 1e9  # of one pass or message
 _TIMES = "Times of a micro-batch on a rank (all its chunks together)"
 _MODEL = "Or a model on a cluster"
 
@@ -36,9 +42,10 @@ def _number(name: str, what: str, default: bool = False) -> Any:
 
 @simulate.command()
 def pipeline(
+    context_: typer.Context,
     workload: Annotated[
         str | None,
-        typer.Argument(metavar="[WORKLOAD]", help="llm:NAME or a config.json, with --on.", show_default=False),
+        typer.Argument(metavar="WORKLOAD", help="llm:NAME or a config.json, with --on.", show_default=False),
     ] = None,
     schedule: Annotated[
         str, typer.Option("--schedule", metavar="NAME", help="1f1b, gpipe, interleaved, zero-bubble or layered.")
@@ -109,17 +116,17 @@ def pipeline(
     settings: list[str] = []
     activation_bytes: list[float] | None = None
     if workload is None:
-        given = {"--on": on, "--global-batch": global_batch, "--seq-len": seq_len}
-        if any(value is not None for value in given.values()):
-            option = next(name for name, value in given.items() if value is not None)
-            raise InputError(f"{option} is about a model on a cluster", "WORKLOAD", "name one, e.g. llm:llama-3-8b")
+        for name in opt.given(context_):
+            if name in _OF_A_MODEL:
+                option = "--" + name.replace("_", "-")
+                raise InputError(f"{option} is about a model on a cluster", "WORKLOAD", "name one, e.g. llm:llama-3-8b")
         texts = {"--forward": forward, "--backward": backward, "--stages": stages, "--weights": weights,
                  "--p2p": p2p, "--gather": gather, "--reduce": reduce}  # fmt: skip
         ranks, times_of = _given_times(texts, pp)
         jobs = 4 * ranks if micro_batches is None else micro_batches
     else:
         fixed = {"--forward": forward, "--backward": backward, "--stages": stages, "--weights": weights,
-                 "--micro-batches": micro_batches}  # fmt: skip
+                 "--micro-batches": micro_batches, "--gather": gather, "--reduce": reduce}  # fmt: skip
         for option, value in fixed.items():
             if value is not None:
                 raise InputError("follows from the workload", option, "leave it out, or leave out WORKLOAD")
@@ -170,7 +177,13 @@ def _given_times(texts: dict[str, str | None], pp: int | None) -> tuple[int, Cal
 
     def seconds(option: str, default: float) -> float:
         text = texts[option]
-        return default if text is None else parse_time(text, option)
+        return default if text is None else bounded(text, option)
+
+    def bounded(text: str, option: str) -> float:
+        value = parse_time(text, option)
+        if value > _LONGEST_S:
+            raise InputError(f"{text.strip()[:40]!r} is longer than 30 years", option, "give a time of one micro-batch")
+        return value
 
     listed = texts["--stages"]
     if listed is None:
@@ -186,7 +199,7 @@ def _given_times(texts: dict[str, str | None], pp: int | None) -> tuple[int, Cal
             raise InputError("an empty time" if listed.strip() else "no stages", "--stages", "write e.g. 10ms,12ms")
         if len(parts) > _MOST_RANKS:
             raise InputError(f"a pipeline of {len(parts):,} ranks", "--stages", f"give 1 to {_MOST_RANKS:,}")
-        each = [parse_time(part, "--stages") for part in parts]
+        each = [bounded(part, "--stages") for part in parts]
         if pp is not None and pp != len(parts):
             raise InputError(f"{len(parts)} times for {pp} ranks", "--stages", "give one for each, or leave --pp out")
     back = [seconds("--backward", 2 * value) for value in each]
@@ -222,13 +235,16 @@ def _plan(workload: str, on: str | None, wanted: dict[str, Any]) -> tuple[Traini
     assert on is not None
     config = llm.config(workload)
     cluster = named_cluster(on)
+    if not cluster.homogeneous:
+        alone = " or ".join(f"--on '{count}x {node.name}'" for count, node in cluster.groups)
+        raise InputError("devices of several kinds", f"cluster {cluster.name!r}", f"simulate one kind: {alone}")
     model = max(1, wanted["tp"]) * max(1, wanted["cp"]) * max(1, wanted["pp"])
     plan = TrainingPlan(dp=max(1, cluster.device_count // model), **wanted)
     # What frameworks offer is not asked here: any schedule can be simulated.
     usual = plan.replace(schedule="interleaved" if plan.vp > 1 else "1f1b")
     violations = explain(config, usual, cluster)
     if violations:
-        raise illegal_error(violations)
+        raise illegal_error(violations, asked=plan)
     return plan, config, cluster
 
 

@@ -84,6 +84,7 @@ def ranking_view(found: Ranking, settings: Sequence[str] = ()) -> RenderableType
     if found.imported is not None:
         lines += [Text(""), Text("The plan that was imported", style="bold"), _Plans([found.imported], found, False)]
         lines += [Text(_against(found.imported, best, found.budget_bytes))]
+        lines += [Text(note, style="dim") for note in found.notes]
     if found.tokens is not None:
         lines += [Text(""), run_text(best, found.tokens)]
     shown = _thinned(worth_showing(found), _FRONT)
@@ -91,6 +92,8 @@ def ranking_view(found: Ranking, settings: Sequence[str] = ()) -> RenderableType
     heading = "Pareto front of time, memory, cost and energy"
     if len(shown) > 1:
         lines += [Text(""), Text(heading, style="bold"), _Plans(shown, found, False)]
+        if best not in found.front:
+            lines.append(Text("the first is not on it: it gains less than 1 % in each over one that is", style="dim"))
         if left:
             note = f"{left} more, between these or more than {_SLOW:g} times as slow, are left out; --json has all"
             lines.append(Text(note, style="dim"))
@@ -108,6 +111,9 @@ def notes_of(found: Ranking) -> str:
         said.append("no hourly price of the cluster is in the catalogue, so its cost is unknown")
     else:
         said.append(f"cost at {format_money(price)} an hour for the cluster, the catalogue's on-demand price")
+    kinds = {node.device.name: node.device.kind for _, node in found.cluster.groups}
+    said += [f"{name} is no GPU: its kernels are costed by a roofline, which was not held against training on it"
+             for name, kind in kinds.items() if kind != "gpu"]  # fmt: skip
     if found.best[0].energy_j is not None:
         said.append("energy is of the devices, without hosts and network")
     return "; ".join(said) + "."
@@ -236,7 +242,8 @@ def uneven_view(config: LLMConfig, cluster: Cluster, found: Sequence[Uneven], to
         for kind in one.kinds:
             parts = f"{part}es" if part.endswith("ch") else f"{part}s"
             lines.append(Padding(Flow(
-                f"{kind.machines}x {kind.name}: {count(kind.units, unit)} of up to {kind.each} {parts}",
+                f"{kind.machines}x {kind.name}: {count(kind.units, unit)} of up to {kind.each} "
+                f"{part if kind.each == 1 else parts}",
                 f"{kind.total} together", step_text(kind.time_s), format_bytes(kind.memory_bytes),
             ), (0, 0, 0, 3)))  # fmt: skip
     note = ("The step is that of the slowest kind, taken as if every stage or replica were like its own; embedding, "
@@ -329,7 +336,7 @@ def settings(plan: TrainingPlan) -> list[str | None]:
         recompute += f" of {plan.recompute_layers} layers a rank"
     return [
         f"{plan.global_batch:,} sequences of {plan.seq_len:,} tokens",
-        f"{plan.micro_batches:,} micro-batches of {plan.micro_batch}",
+        f"{plan.micro_batches:,} micro-batch{'' if plan.micro_batches == 1 else 'es'} of {plan.micro_batch}",
         f"schedule {plan.schedule}" if plan.pp > 1 else None,
         f"ZeRO {plan.zero}" + (f" in groups of {plan.shard}" if plan.shard else ""),
         "sequence parallelism" if plan.tp > 1 and plan.sequence_parallel else None,

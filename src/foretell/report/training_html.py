@@ -41,6 +41,7 @@ def ranking_page(found: Ranking, command: str) -> str:
         front=_rows(worth_showing(found), found),
         left=len(found.front) - len(worth_showing(found)),
         imported=None if found.imported is None else _rows([found.imported], found)[0],
+        import_notes=found.notes,
         why=found.why,
         parts=[
             Part(NAMES[name], value / best.time_s, share(value / best.time_s), format_time(value))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -243,3 +244,17 @@ def test_any_text_is_read_or_refused(name: str, text: str, cut: int) -> None:
     for bad in (text, whole[:cut] + text + whole[cut:], whole[:cut]):
         with contextlib.suppress(InputError):
             assert emit.FORMATS[name].read(bad, "plan").format == name
+
+
+def test_a_very_long_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("--" + "a" * 900_000, encoding="utf-8")
+    with pytest.raises(InputError, match="a line of 900,002 characters"):
+        emit.read(path)
+
+
+def test_notes_hold_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("--micro-batch-size 1\n--no\x1b]0;x\x07ne 3\n", encoding="utf-8")
+    assert all(note.isprintable() for note in emit.read(path).notes)
+    assert any("--no?]0;x?ne" in note for note in emit.read(path).notes)

@@ -276,3 +276,10 @@ def test_a_full_disk_is_said(part: Part, tmp_path: Path) -> None:
         store._db.execute(f"PRAGMA max_page_count = {pages + 1}")
         with pytest.raises(InputError, match="cannot be written: database or disk is full"):
             store.write(part)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="is a pipe"):
+        Store(path, QUESTION)

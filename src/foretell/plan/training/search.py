@@ -130,7 +130,7 @@ class Ranking:
     """The `best` plans for an objective, best first; the Pareto `front`, fastest first; `why` the best is.
 
     `legal` plans were looked at, of which `fitting` fit into `budget_bytes` a device; `reused` parts of the space came
-    from a file. `imported` is the caller's own plan, where there is one.
+    from a file. `imported` is the caller's own plan, where there is one, and `notes` what its file says besides.
     """
 
     config: LLMConfig
@@ -145,6 +145,7 @@ class Ranking:
     tokens: float | None = None
     reused: int = 0
     imported: Candidate | None = None
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, schema ``foretell.plan/1``."""
@@ -167,6 +168,7 @@ class Ranking:
             "front": [one.to_dict(self.tokens) for one in self.front],
             "why": list(self.why),
             "imported": None if self.imported is None else self.imported.to_dict(self.tokens),
+            "notes": list(self.notes),
         }
 
 
@@ -243,22 +245,26 @@ def weigh(config: LLMConfig, cluster: Cluster, plan: TrainingPlan) -> Candidate:
     """One plan as a candidate, whether it fits or not. Raises InputError where it breaks a rule."""
     violations = explain(config, plan, cluster)
     if violations:
-        raise illegal_error(violations)
+        raise illegal_error(violations, asked=plan)
     table = PlanTable.of([plan])
     return _candidate(timed(config, table, cluster, needed_bytes(config, table, cluster)), 0)
 
 
-def illegal_error(violations: Sequence[Violation], lead: str = "", most: int = 3) -> InputError:
-    """An error that says which rules are broken, and the nearest settings that keep them."""
+def illegal_error(
+    violations: Sequence[Violation], lead: str = "", most: int = 3, *, asked: TrainingPlan | None = None
+) -> InputError:
+    """An error that says which rules are broken, and the nearest settings that keep them, where these are of another
+    batch or length of sequences than `asked` was with that."""
     said = "; ".join(f"{v.reason} (rule {v.rule}; nearest: {v.nearest})" for v in violations[:most])
     more = f"; and {len(violations) - most} more rules" if len(violations) > most else ""
     plans = violations[0].plans
-    repair = "the nearest plans: " + ", or ".join(dict.fromkeys(map(_options, plans))) if plans else None
+    options = dict.fromkeys(_options(plan, asked) for plan in plans)
+    repair = "the nearest plans: " + ", or ".join(options) if options else None
     return InputError(lead + said + more, "training plan", repair)
 
 
-def _options(plan: TrainingPlan) -> str:
-    """The plan as options: its degrees and micro-batch, and of the rest what is not the usual."""
+def _options(plan: TrainingPlan, asked: TrainingPlan | None) -> str:
+    """The plan as options: its degrees and micro-batch, and of the rest what is not the usual or not as asked."""
     names = {"tp": "--tp", "cp": "--cp", "dp": "--dp", "pp": "--pp", "vp": "--vp", "ep": "--ep", "micro_batch": "--mbs"}
     shown = [f"{option} {getattr(plan, name)}" for name, option in names.items()
              if name in ("tp", "pp", "dp", "micro_batch") or getattr(plan, name) > 1]  # fmt: skip
@@ -266,6 +272,9 @@ def _options(plan: TrainingPlan) -> str:
               if getattr(plan, name) != getattr(_USUAL, name)]  # fmt: skip
     if plan.recompute != "none":
         shown.append(f"--recompute {plan.recompute_layers or plan.recompute}")
+    if asked is not None:
+        shown += [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in ("global_batch", "seq_len")
+                  if getattr(plan, name) != getattr(asked, name)]  # fmt: skip
     return " ".join(shown)
 
 
@@ -390,7 +399,8 @@ def _no_legal_plan(space: Space) -> InputError:
         return InputError("no plan has all the pinned settings", "training plans", "pin fewer")
     given = ", ".join(f"{name.replace('_', ' ')} {' or '.join(map(_word, values[:4]))}"
                       for name, values in space.pinned.items())  # fmt: skip
-    return illegal_error(violations, f"no legal plan has {given}; the nearest breaks a rule: " if given else "")
+    return illegal_error(violations, f"no legal plan has {given}; the nearest breaks a rule: " if given else "",
+                         asked=nearest)  # fmt: skip
 
 
 def _word(value: object) -> str:
@@ -404,7 +414,7 @@ def _nothing_fits(space: Space, parts: Sequence[Part], budget: float, max_memory
     message = (
         f"{space.config.name} fits in none of {sum(p.legal for p in parts):,} legal plans on {space.cluster.name}: the "
         f"leanest, {least.leanest}, needs {format_bytes(least.least_bytes)} a device and has {format_bytes(budget)} "
-        f"({max_memory:.0%} of {device.name}); {format_bytes(least.least_bytes - budget)} are missing"
+        f"({100 * max_memory:.3g}% of {device.name}); {format_bytes(least.least_bytes - budget)} are missing"
     )
     return InfeasibleError(message, _what_would_fit(space, least.least_bytes, budget, max_memory))
 

@@ -76,6 +76,8 @@ class Store:
     def _refuse_others(self) -> None:
         """Never write into a file that is something else."""
         try:
+            if self.path.is_fifo():  # reading would wait for a writer
+                raise InputError("is a pipe", self._where, "give a new file, e.g. plans.sqlite")
             with self.path.open("rb") as file:
                 start = file.read(len(_HEADER))
         except FileNotFoundError:

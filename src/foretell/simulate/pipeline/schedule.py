@@ -18,7 +18,7 @@ from foretell.simulate.pipeline.closed import Floats, Ints, Rows
 __all__ = ["REGISTRY", "Order", "Registry", "Schedule", "Task", "dealt", "in_flight"]
 
 #: Largest number of tasks a pipeline may have: about 20 s and 2 GB in the simulator.
-MOST_TASKS = 4_000_000
+MOST_TASKS = 1_000_000
 
 
 class Task(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell.cost import residual
+from foretell.cost.calibration import Calibration, load
 from foretell.cost.kernel import KERNEL
 from foretell.cost.kernels.attention import attention
 from foretell.cost.kernels.gemm import Products
@@ -186,6 +187,11 @@ def _times(rows: Floats, device: Device) -> Floats:
             size = max(size, {"fp8": 1.0, "fp4": 0.5}.get(rate.runs_as, 2.0))
             ones = np.ones(len(of))
             out = np.where(grows[of] > 0, 8.0, 2.0)
+            if device.kind != "gpu":
+                work = batch[of] * m[of] * n[of] * k[of]
+                moved = work * (size / n[of] + size / m[of] + out / k[of])
+                seconds[of] = _roofline("matmul", 2.0 * work, moved, rate.flops_per_s, device)
+                continue
             found = Products(
                 np.maximum(1.0, batch[of]), m[of], n[of], k[of], rate.flops_per_s * ones,
                 size * ones, size * ones, out, np.full(len(of), -1),
@@ -197,11 +203,26 @@ def _times(rows: Floats, device: Device) -> Floats:
 def _library(products: Products, device: Device, narrow: bool) -> Floats:
     """Seconds of products as a library runs them: physics, and for 16 bits what measurements leave of it."""
     times = products.times(device, KERNEL.families["gemm"])
-    if narrow or device.kind != "gpu":  # narrow products were measured with the conversion of their operands
+    if narrow:  # narrow products were measured with the conversion of their operands
         return times.time_s
     learned = residual.load("gemm")
     factor = np.exp(np.clip(learned.forests["mid"].predict(products.features(times, device)), *learned.clip))
     return np.maximum(times.time_s * factor, times.floor_s)
+
+
+@cache
+def _roofline_shares() -> Calibration:
+    return load("roofline")
+
+
+def _roofline(
+    kind: str, flops: Floats, nbytes: Floats, flops_per_s: float, device: Device, way: str = ""
+) -> Floats:
+    """Seconds of kernels of a device that is no GPU: tiles, waves and multiprocessors are a GPU's."""
+    share = _roofline_shares()
+    return np.maximum(
+        flops / (flops_per_s * share[f"compute.{kind}{way}"]), nbytes / (bandwidth(device) * share[f"memory.{kind}"])
+    )
 
 
 def _attention(a: Attention, t: PlanTable, device: Device, constants: Constants) -> tuple[Floats, Floats]:
@@ -215,11 +236,18 @@ def _attention(a: Attention, t: PlanTable, device: Device, constants: Constants)
     backward = np.arange(2 * count) >= count
     two = np.full(2 * count, 2.0)
     batch, queries, keys, depth = both
-    found = attention(
-        batch, queries, keys, depth, np.full(2 * count, rate), two, two, np.full(2 * count, a.causal), backward, device,
-        KERNEL.families["attention"],
-    ).time_s  # fmt: skip
-    ahead, back = found[:count], found[count:]
+    if device.kind == "gpu":
+        found = attention(
+            batch, queries, keys, depth, np.full(2 * count, rate), two, two, np.full(2 * count, a.causal), backward,
+            device, KERNEL.families["attention"],
+        ).time_s  # fmt: skip
+        ahead, back = found[:count], found[count:]
+    else:
+        batch, queries, keys, depth = distinct
+        work = 4.0 * batch * queries * keys * depth * (0.5 if a.causal else 1.0)
+        moved = 4.0 * batch * (queries + keys) * depth
+        ahead = _roofline("attention", work, moved, rate, device)
+        back = _roofline("attention", 2.5 * work, 3.0 * moved, rate, device, ".backward")
     inverse = inverse.reshape(-1)
     older = t.chosen("attention", "flash2")
     forward, backward_ = (

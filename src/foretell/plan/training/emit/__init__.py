@@ -11,7 +11,7 @@ of a plan that it has no words for. `write` says them in comments, so nothing is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from foretell.documents import read_text
 from foretell.errors import InputError, unknown
 from foretell.hardware.cluster import Cluster
 from foretell.plan.training.emit import deepspeed, megatron, torchtitan
-from foretell.plan.training.emit.found import MOST_BYTES, Found, idle
+from foretell.plan.training.emit.found import MOST_BYTES, Found, idle, printable
 from foretell.simulate.training.plan import TrainingPlan
 from foretell.workload.llm.config import LLMConfig
 
@@ -79,10 +79,9 @@ def read(path: str | Path) -> Found:
     text = read_text(path, "configuration of a training run", MOST_BYTES)
     where = path.name[:80]
     ending = path.suffix.casefold()
-    for item in FORMATS.values():
-        if ending in item.endings:
-            return item.read(text, where)
-    return FORMATS[_kind(text, where)].read(text, where)
+    name = next((item.name for item in FORMATS.values() if ending in item.endings), None) or _kind(text, where)
+    found = FORMATS[name].read(text, where)
+    return replace(found, notes=tuple(printable(note) for note in found.notes))
 
 
 def _kind(text: str, where: str) -> str:

@@ -11,7 +11,7 @@ from foretell.hardware.cluster import Cluster
 from foretell.simulate.training.plan import TrainingPlan
 from foretell.workload.llm.config import LLMConfig, config_from_mapping
 
-__all__ = ["METADATA", "MOST_BYTES", "Found", "check_devices", "idle", "machines", "shown"]
+__all__ = ["METADATA", "MOST_BYTES", "Found", "check_devices", "idle", "machines", "printable", "shown"]
 
 #: Largest file that is read.
 MOST_BYTES = 1_000_000
@@ -98,8 +98,13 @@ def machines(cluster: Cluster) -> tuple[int, int] | None:
     return (cluster.node_count, counts.pop()) if len(counts) == 1 else None
 
 
+def printable(text: str) -> str:
+    """The text with a question mark for each character that a terminal would take for a command."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def shown(items: Iterable[str], most: int = 12) -> str:
-    """Some names in a line, the rest counted; long ones cut."""
-    names = [item if len(item) <= 80 else item[:79] + "…" for item in items]
+    """Some names in a line, the rest counted; long ones cut, and what a terminal would obey taken out."""
+    names = [printable(item if len(item) <= 80 else item[:79] + "…") for item in items]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

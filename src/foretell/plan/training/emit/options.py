@@ -22,6 +22,7 @@ _ASSIGNED = re.compile(r"^(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)\+?=(
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^${}]*))?\}|([A-Za-z_]\w*))")
 _OPTION = re.compile(r"^--[A-Za-z]")
 _MOST_WORDS = 100_000
+_LONGEST_LINE = 100_000  # splitting takes the square of a word's length
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "null", "none")
 
 
@@ -51,6 +52,8 @@ def _words(text: str) -> list[tuple[str, int]]:
     words: list[tuple[str, int]] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.rstrip().removesuffix("\\")
+        if len(line) > _LONGEST_LINE:
+            raise InputError(f"a line of {len(line):,} characters", f"line {number}", "give a file of options")
         yaml = _YAML.match(line)
         if yaml:
             value = yaml[2].split(" #")[0].strip().strip("\"'")
@@ -178,7 +181,8 @@ def _value(option: Given, kind: type, where: str) -> object:
     try:
         return kind(first) if kind is float or re.fullmatch(r"[+-]?\d{1,15}", first) else _refuse(first)
     except ValueError:
-        wanted = {int: "a whole number", float: "a number", str: "a word"}[kind]
+        whole = "a whole number of at most 15 digits" if first.isdigit() else "a whole number"
+        wanted = {int: whole, float: "a number", str: "a word"}[kind]
         said = shown([first]) or "given without a value"
         raise InputError(f"{option.name} is {said}, want {wanted}", f"{where}: line {option.line}") from None
 
