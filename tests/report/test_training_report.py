@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from foretell.hardware import Cluster, cluster
-from foretell.report.training import label, plan_card
+from foretell.plan.training.search import search
+from foretell.report.training import label, plan_card, ranking_view
 from foretell.simulate.training import TrainingPlan
 from foretell.simulate.training.memory import by_rank
 from foretell.simulate.training.step import step
@@ -51,6 +52,21 @@ def test_a_card_has_the_step_the_memory_of_stages_and_the_run() -> None:
     (together,) = [line for line in text.splitlines() if "together" in line]
     assert f"{peak[0] / 2**30:.1f}" in together
     assert f"{peak[-1] / 2**30:.1f}" in together
+
+
+def test_one_micro_batch_is_one() -> None:
+    plan = TrainingPlan(64, 8192, tp=8, dp=16, micro_batch=4)
+    assert "· 1 micro-batch of 4" in " ".join(card(plan, cluster("16x dgx-h100")).split())
+
+
+@pytest.mark.parametrize(("vp", "said"), [((4,), False), ((4, 5), True)])  # four chunks are faster by less than 1 %
+def test_the_first_that_is_not_on_the_front_is_said_to_be(vp: tuple[int, ...], said: bool) -> None:
+    pinned = {"tp": (4,), "cp": (2,), "pp": (4,), "micro_batch": (1,), "recompute": ("none", "full"), "vp": vp}
+    found = search(CONFIG, cluster("16x dgx-h100"), global_batch=1024, seq_len=8192, pinned=pinned)
+    assert (found.best[0] not in found.front) is said
+    file = io.StringIO()
+    Console(file=file, width=80).print(ranking_view(found))
+    assert ("the first is not on it" in file.getvalue()) is said
 
 
 def test_one_stage_that_does_not_fit() -> None:
