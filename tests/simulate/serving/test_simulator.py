@@ -64,8 +64,9 @@ def check(result: Served, requests: Requests) -> None:
         assert (earlier[served] <= later[served] + 1e-12).all()
     for replica, capacity in enumerate(result.kv_capacity_blocks):
         assert runs.kv_blocks[runs.replica == replica].max(initial=0) <= capacity
-        mine = (runs.replica == replica) & (runs.rank == 0)
-        assert (runs.start_s[mine][1:] >= runs.end_s[mine][:-1]).all()
+        for rank in range(runs.rank.max() + 1):
+            mine = (runs.replica == replica) & (runs.rank == rank)
+            assert (runs.start_s[mine][1:] >= runs.end_s[mine][:-1]).all()
     # Logits that were computed: each token of each answer, once. A row of a static batch goes on when its answer ended.
     sampled = int((runs.sampled.astype(np.int64) * runs.iterations).sum())
     asked = int(requests.output_tokens[served].sum())
@@ -88,20 +89,21 @@ LOADS = ({}, {"offline": True}, {"concurrency": 5})
     host=st.sampled_from([0, 40_000, 10**9]),
     cache=st.booleans(),
     split=st.booleans(),
+    pp=st.sampled_from([1, 2]),
 )
 def test_no_request_is_lost_or_served_twice(
     scheduler: str, seed: int, capacity: int, size: int, rate: float, dp: int, load: dict[str, object], swap: bool,
-    host: int, cache: bool, split: bool,
+    host: int, cache: bool, split: bool, pp: int,
 ) -> None:  # fmt: skip
     requests = poisson(40, rate, seed, outputs=150)
     split = split and scheduler != "static"
     plan = ServingPlan(
-        block_size=size, dp=dp, max_num_seqs=16, max_num_batched_tokens=512, router="least-loaded", prefix_cache=cache,
-        preemption="swap" if swap else "recompute", host_kv_bytes=host, replicas=2,
-        prefill_replicas=int(split), decode_replicas=int(split),
+        block_size=size, dp=dp, pp=pp, max_num_seqs=16, max_num_batched_tokens=512,
+        router="least-loaded", prefix_cache=cache, preemption="swap" if swap else "recompute", host_kv_bytes=host,
+        replicas=2, prefill_replicas=int(split), decode_replicas=int(split),
     )  # fmt: skip
     result = serve(
-        Linear(capacity), plan, requests, scheduler=scheduler, host_link=Link(1e9, 1e-5), kv_link=Link(1e9), **load
+        Linear(capacity * pp), plan, requests, scheduler=scheduler, host_link=Link(1e9, 1e-5), kv_link=Link(1e9), **load
     )
     check(result, requests)
     assert result.served.all()
@@ -301,6 +303,18 @@ def test_data_parallel_ranks_wait_for_the_longest() -> None:
     assert result.finished_s.tolist() == [pytest.approx(0.01 + 2e-5 * 1000)] * 2
 
 
+def test_batches_follow_each_other_through_a_pipeline() -> None:
+    """Two stages: two sequences at a time, each of whose iterations is the whole way through both."""
+    requests = Requests.of(0.0, 10, [4, 4, 4])
+    result = serve(Constant(), ServingPlan(pp=2, max_num_seqs=2), requests)
+    assert result.finished_s.tolist() == [4.0, 4.0, 8.0]
+    assert result.kv_capacity_blocks == (1000 // 16 // 2,)
+    assert sorted(set(result.runs.rank.tolist())) == [0, 1]
+    both = serve(Constant(), ServingPlan(pp=2, dp=2, max_num_seqs=2), requests)
+    assert both.finished_s.tolist() == [4.0] * 3
+    assert sorted(set(both.runs.rank.tolist())) == [0, 1, 2, 3]
+
+
 def test_caches_move_between_prefill_and_decode() -> None:
     requests = Requests.of([0.0, 0.0], [100, 100], [5, 1])
     plan = ServingPlan(replicas=2, prefill_replicas=1, decode_replicas=1, max_num_seqs=1)
@@ -442,13 +456,18 @@ def test_a_table_gives_the_times_it_was_made_from() -> None:
 
     table = Tabled(Counted())
     decoding = {"decode_seqs": [4, 4, 7, 2], "decode_tokens": [100, 5000, 12_345, 9]}
-    batch = Batch.of(**decoding, prefill_seqs=[0, 0, 0, 1], prefill_tokens=[0, 0, 0, 8])
+    batch = Batch.of(**decoding)
     assert table.time_s(batch) == pytest.approx(Linear().time_s(batch), rel=1e-12)
     before = len(asked)
-    table.time_s(batch.take([0, 1, 2]))
+    table.time_s(batch.take([0, 3]))
     assert len(asked) == before
+    mixed = Batch.of(**decoding, prefill_seqs=[0, 0, 0, 1], prefill_tokens=[0, 0, 0, 8])
+    assert table.time_s(mixed).tolist() == Linear().time_s(mixed).tolist()
+    assert asked[before:] == [4]  # ranks in lock step: as they are, together
     requests = poisson(100, 10.0)
-    exact, tabled = (serve(costs, ServingPlan(), requests) for costs in (Linear(), Tabled(Linear())))
+    exact, tabled = (serve(Linear(), ServingPlan(), requests, exact=exact) for exact in (True, False))
+    again = serve(Tabled(Linear()), ServingPlan(), requests)
+    assert columns(again) == columns(tabled)
     assert tabled.finished_s == pytest.approx(exact.finished_s, rel=1e-9)
 
 

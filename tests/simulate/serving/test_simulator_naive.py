@@ -239,7 +239,7 @@ def test_equals_the_obvious_simulator(
         chunked_prefill=chunked,
     )
     costs = Linear(capacity)
-    result = serve(costs, plan, requests, overlap=overlap)
+    result = serve(costs, plan, requests, overlap=overlap, exact=True)
     kept = np.flatnonzero(result.served)
     columns = ("arrival_s", "input_tokens", "output_tokens", "prefix", "prefix_tokens")
     if not len(kept):
@@ -266,7 +266,10 @@ def test_runs_of_iterations_equal_single_ones(
     costs = Linear(capacity)
 
     def run() -> tuple[list[float], ...]:
-        result = serve(costs, plan, requests, scheduler=scheduler, router="least-loaded", kv_link=Link(1e6, 1e-3))
+        link = Link(1e6, 1e-3)
+        result = serve(
+            costs, plan, requests, scheduler=scheduler, router="least-loaded", kv_link=link, exact=True
+        )
         columns = (result.first_scheduled_s, result.first_token_s, result.finished_s, result.preemptions)
         return tuple(np.nan_to_num(column, nan=-1.0).tolist() for column in columns)
 

@@ -67,13 +67,15 @@ def serve(
     decode_iterations: Costs | None = None,
     decode_plan: ServingPlan | None = None,
     tier: Tier | None = None,
+    exact: bool = False,
     seed: int = 0,
 ) -> Served:
     """Serve `requests` on replicas as `plan` describes, each of whose iterations takes what `iterations` says.
 
     Requests come at their arrivals; with `concurrency` above 0 so many are under way at a time and the next comes as
     one ends, with `offline` all come at 0. `scheduler` and `router` are names or callables, by default those of
-    ``plan.engine`` and ``plan.router``; `overlap` overrides `overlaps`.
+    ``plan.engine`` and ``plan.router``; `overlap` overrides `overlaps`. Iterations that only decode are read from a
+    table (`Tabled`), unless `exact`.
 
     A plan with ``prefill_replicas`` and ``decode_replicas`` runs prompts on the first and sends their caches over
     `kv_link` to the others, which may have `decode_iterations` and a `decode_plan` of their own. `host_link` leads to
@@ -89,6 +91,9 @@ def serve(
     if split and (not (plan.prefill_replicas and plan.decode_replicas) or kv_link is None):
         what = f"{plan.prefill_replicas} replicas for prompts, {plan.decode_replicas} to decode, kv_link {kv_link}"
         raise InputError(what, "serving plan", "disaggregation needs both, and a link between them")
+    if not exact:
+        iterations = _tabled(iterations)
+        decode_iterations = None if decode_iterations is None else _tabled(decode_iterations)
     later_plan, later = decode_plan or plan, decode_iterations or iterations
     event_loop = _Simulation(plan, requests, kv_link if split else None, seed)
     policy = _scheduler(scheduler, plan)
@@ -112,6 +117,10 @@ def serve(
     )
 
 
+def _tabled(costs: Costs) -> Costs:
+    return costs if isinstance(costs, Tabled) else Tabled(costs)
+
+
 def _scheduler(scheduler: str | Scheduler | None, plan: ServingPlan) -> Scheduler:
     if callable(scheduler):
         return scheduler
@@ -126,7 +135,9 @@ class _Simulation:
     def __init__(self, plan: ServingPlan, requests: Requests, kv_link: Link | None, seed: int) -> None:
         count = len(requests)
         self.requests = requests
-        self.replicas: list[Replica] = []
+        #: By number, the lanes of each: batches that are on their way through its pipeline at a time.
+        self.replicas: list[list[Replica]] = []
+        self._lanes: list[Replica] = []
         #: Index of the first replica that only decodes; 0: all do everything.
         self.first_decoder = 0
         self._kv_link = kv_link
@@ -156,11 +167,11 @@ class _Simulation:
     def add(
         self, costs: Costs, plan: ServingPlan, schedule: Scheduler, lag: bool, link: Link | None, tier: Tier | None
     ) -> None:
-        """Add a replica."""
+        """Add a replica. With a pipeline, `pp` batches of different sequences are on their way through it at a time."""
         if plan.max_num_seqs > plan.max_num_batched_tokens:
             what = f"max_num_seqs {plan.max_num_seqs} is above max_num_batched_tokens {plan.max_num_batched_tokens}"
             raise InputError(what, "serving plan", "each running sequence takes a token of every iteration")
-        capacity = int(costs.kv_capacity_tokens) // plan.block_size
+        capacity = int(costs.kv_capacity_tokens) // plan.block_size // plan.pp
         if capacity < 1:
             what = f"the KV cache holds {int(costs.kv_capacity_tokens)} tokens, less than a block of {plan.block_size}"
             raise InfeasibleError(what, "use more or larger devices, narrower formats or smaller batches")
@@ -169,8 +180,9 @@ class _Simulation:
         if link is None and (swaps or (plan.host_kv_bytes and tier is None)):
             raise InputError("KV blocks move to host memory over no link", "serving plan", "give host_link")
         host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
+        plan = plan.replace(max_num_seqs=-(-plan.max_num_seqs // plan.pp))
         ranks = []
-        for _ in range(plan.dp):
+        for _ in range(plan.pp * plan.dp):
             below = tier
             if below is None and host and link is not None and not swaps:
                 below = HostTier(host, block_bytes, link)
@@ -184,7 +196,15 @@ class _Simulation:
                     scheduled=self._note_scheduled,
                 )
             )
-        self.replicas.append(Replica(len(self.replicas), ranks, costs, overlap=lag, writer=self._writer))
+        lanes = []
+        for lane in range(plan.pp):
+            first = lane * plan.dp
+            mine = dict(enumerate(ranks[first : first + plan.dp], start=first))
+            lanes.append(
+                Replica(len(self.replicas), len(self._lanes), mine, costs, overlap=lag, writer=self._writer)
+            )
+            self._lanes.append(lanes[-1])
+        self.replicas.append(lanes)
         self._capacity.append(capacity)
         self._costs.append(costs)
         self._link_free.append(0.0)
@@ -241,7 +261,7 @@ class _Simulation:
                 self._now = now
                 self._received(seq, rank, index, now)
                 continue
-            replica = self.replicas[index]
+            replica = self._lanes[index]
             if serial != replica.serial:
                 continue
             self._now = now
@@ -268,9 +288,10 @@ class _Simulation:
     def _schedule(self, replica: Replica, time_s: float) -> None:
         replica.serial += 1
         self._serial += 1
-        heappush(self._events, (time_s, self._serial, replica.index, replica.serial, None, None))
+        heappush(self._events, (time_s, self._serial, replica.lane, replica.serial, None, None))
 
-    def _give(self, replica: Replica, seq: Seq, now: float) -> None:
+    def _give(self, lanes: list[Replica], seq: Seq, now: float) -> None:
+        replica = lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: lane.count)
         if replica.arrive(seq, now):
             self._schedule(replica, replica.end_s if replica.busy else now)
 
@@ -293,7 +314,7 @@ class _Simulation:
         for _, seq in done:
             self._finished[seq.id] = now
             self._made[seq.id] = seq.made
-            if replica.index < self.first_decoder or not self.first_decoder:
+            if not self.first_decoder or replica.index < self.first_decoder:
                 self._routing.loads[replica.index] -= 1
             else:
                 self._decoding.loads[replica.index - self.first_decoder] -= 1
@@ -307,14 +328,14 @@ class _Simulation:
         start = max(now, self._link_free[replica.index])
         self._link_free[replica.index] = start + nbytes / self._kv_link.bytes_per_s
         self._serial += 1
-        event = (start + self._kv_link.seconds(nbytes), self._serial, replica.index, 0, seq, rank)
+        event = (start + self._kv_link.seconds(nbytes), self._serial, replica.lane, 0, seq, rank)
         heappush(self._events, event)
 
     def _received(self, seq: Seq, rank: Rank, index: int, now: float) -> None:
         """A cache has arrived: its blocks are free where it came from, and it goes on where it is decoded."""
         rank.blocks.release(seq, seq.prompt)
-        sender = self.replicas[index]
-        self._routing.loads[index] -= 1
+        sender = self._lanes[index]
+        self._routing.loads[sender.index] -= 1
         if not sender.busy:
             self._schedule(sender, now)
         seq.ready, seq.computed = True, 0

@@ -38,15 +38,21 @@ class Costs(Protocol):
 
 
 class Replica:
-    """`ranks` that iterate together: an iteration of all is as long as the longest of any.
+    """`ranks` (by number) that iterate together: an iteration of all is as long as the longest of any.
+
+    Of a replica with a pipeline this is one of the batches on their way through it; `lane` numbers these over all.
 
     Between events a replica is in a run of iterations that were formed once; `end_s` is when it ends as far as is
     known, and somebody who comes may shorten it.
     """
 
-    def __init__(self, index: int, ranks: list[Rank], costs: Costs, *, overlap: bool, writer: RunsWriter) -> None:
+    def __init__(
+        self, index: int, lane: int, ranks: dict[int, Rank], costs: Costs, *, overlap: bool, writer: RunsWriter
+    ) -> None:
         self.index = index
-        self.ranks = ranks
+        self.lane = lane
+        self._numbers = list(ranks)
+        self.ranks = list(ranks.values())
         self._costs = costs
         #: The next iteration is formed while one runs, so that it misses who comes meanwhile.
         self._overlap = overlap
@@ -66,6 +72,11 @@ class Replica:
     def end_s(self) -> float:
         """When the run of iterations ends."""
         return float(self._ends[self._steps - 1])
+
+    @property
+    def count(self) -> int:
+        """Sequences that are here, in whatever state."""
+        return sum(rank.count for rank in self.ranks)
 
     def place(self) -> Rank:
         """The rank that a new request goes to: a waiting one counts as four that run, as vLLM weighs them."""
@@ -142,7 +153,7 @@ class Replica:
         first: list[tuple[Rank, Seq]] = []
         done: list[tuple[Rank, Seq]] = []
         floats, ints = self._writer.floats, self._writer.ints
-        for number, rank in enumerate(self.ranks):
+        for number, rank in zip(self._numbers, self.ranks, strict=True):
             rows, cached, seqs, tokens, pairs, behind, sampled = rank.row()
             running, waiting = len(rank.running), len(rank.waiting)
             if rank.decode and steps > 1:

@@ -20,7 +20,7 @@ class Tabled:
     """Costs like those of `costs`, where iterations that only decode are interpolated between lengths of the cache.
 
     For each number of sequences the time is asked for at knots of their mean length, an eighth of an octave apart, and
-    taken as straight between them: what grows with the length (reading the cache) is. Iterations with prompts are asked
+    taken as straight between them: what grows with the length (reading the cache) is. Batches with prompts are asked
     for as they are.
     """
 
@@ -42,14 +42,7 @@ class Tabled:
         """Seconds of each iteration (iterations,)."""
         seqs = batch.decode_seqs
         if batch.prefill_seqs.any():
-            if len(seqs) == 1:
-                return self._costs.time_s(batch)
-            prompts = batch.prefill_seqs > 0
-            times = np.empty(len(seqs))
-            times[prompts] = self._costs.time_s(batch.take(prompts))
-            if not prompts.all():
-                times[~prompts] = self.time_s(batch.take(~prompts))
-            return times
+            return self._costs.time_s(batch)
         first = float(seqs[0])
         if len(seqs) == 1 or (seqs == first).all():
             return self._read(first, batch.decode_tokens)

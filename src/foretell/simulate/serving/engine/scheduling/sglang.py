@@ -45,6 +45,7 @@ def sglang(rank: Rank) -> None:
         if len(rank.running) >= rank.plan.max_num_seqs or not rank.admit(rank.waiting[0], 1, whole=False):
             break
         rank.deaf = False
+        rank.hold = 1  # the next in line is looked at in the next iteration
     if not rank.rows:
         rank.memory["ratio"], rank.memory["set_at"] = FIRST_RATIO, rank.step
 
