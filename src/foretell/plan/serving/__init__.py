@@ -1,1 +1,1 @@
-"""Plans for serving: GPUs, degrees and settings for a load and a service level."""
+"""Plans for serving: which GPUs, how many, which settings, over a day; and the commands that launch them."""

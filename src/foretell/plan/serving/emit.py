@@ -1,0 +1,331 @@
+"""A serving plan as the command that launches it, for vLLM and SGLang, and back.
+
+Option names are those of ``vllm serve`` (0.12 and later) and ``python -m sglang.launch_server`` (0.5). `read` takes
+what `emit` writes, and what a user writes with the same options, and refuses an option it does not know: a plan that
+is read must be the one that would run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.errors import InputError, unknown
+from foretell.simulate.serving import ServingPlan
+
+__all__ = ["FORMATS", "Launch", "emit", "launches", "read"]
+
+FORMATS = ("vllm", "sglang")
+_GIB = 2**30
+#: Options that say where a server listens, what it loads, or how it logs: they change no plan.
+_IGNORED = {
+    "vllm": ("--host", "--port", "--served-model-name", "--trust-remote-code", "--seed", "--tokenizer"),
+    "sglang": ("--host", "--port", "--served-model-name", "--trust-remote-code", "--random-seed", "--tokenizer-path",
+               "--disaggregation-transfer-backend", "--disaggregation-bootstrap-port"),
+}  # fmt: skip
+_FLAGS = ("--trust-remote-code",)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One server to start `count` times: its ``role`` (``both``, ``prefill`` or ``decode``) and its arguments."""
+
+    role: str
+    count: int
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """For a shell, one option a line."""
+        lines: list[list[str]] = []
+        for word in self.arguments:
+            if word.startswith("--"):
+                lines.append([word])
+            elif (lines and lines[-1][0].startswith("--") and len(lines[-1]) == 1) or lines:
+                lines[-1].append(word)
+            else:
+                lines.append([word])
+        return " \\\n  ".join(shlex.join(line) for line in lines)
+
+
+def _dtype(plan: ServingPlan, engine: str) -> list[str]:
+    """Weights' format. What is quantised beforehand (int4, int8, mxfp4, nvfp4) the engines read from the checkpoint."""
+    if plan.weight_dtype in ("bf16", "fp16"):
+        return ["--dtype", {"bf16": "bfloat16", "fp16": "float16"}[plan.weight_dtype]]
+    names = {
+        "vllm": {"fp8": "fp8", "int8": "compressed-tensors", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"},
+        "sglang": {"fp8": "fp8", "int8": "w8a8_int8", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"},
+    }
+    return ["--quantization", names[engine][plan.weight_dtype]]
+
+
+def _kv_dtype(plan: ServingPlan, engine: str) -> list[str]:
+    if plan.kv_dtype in ("bf16", "fp16"):
+        return []  # auto: that of the activations
+    if plan.kv_dtype != "fp8":
+        raise InputError(f"has no KV cache in {plan.kv_dtype}", f"--emit {engine}", "take bf16 or fp8")
+    return ["--kv-cache-dtype", "fp8" if engine == "vllm" else "fp8_e4m3"]
+
+
+def _vllm(plan: ServingPlan, model: str, role: str) -> list[str]:
+    if plan.ep not in (1, plan.tp * plan.dp):
+        every = plan.tp * plan.dp
+        raise InputError(f"spreads experts over tp · dp, not ep {plan.ep}", "--emit vllm", f"take ep {every}")
+    if plan.preemption != "recompute":
+        raise InputError(f"preempts by recomputing, not by {plan.preemption}", "--emit vllm", "take recompute")
+    if plan.host_kv_bytes % _GIB:
+        raise InputError("takes whole GiB of host memory", "--emit vllm", "give a multiple of 1 GiB")
+    said = ["vllm", "serve", model, "--tensor-parallel-size", str(plan.tp), "--pipeline-parallel-size", str(plan.pp)]
+    if plan.dp > 1:
+        said += ["--data-parallel-size", str(plan.dp)]
+    if plan.ep > 1:
+        said.append("--enable-expert-parallel")
+    said += [*_dtype(plan, "vllm"), *_kv_dtype(plan, "vllm")]
+    said += [
+        "--max-num-batched-tokens", str(plan.max_num_batched_tokens), "--max-num-seqs", str(plan.max_num_seqs),
+        "--block-size", str(plan.block_size), "--gpu-memory-utilization", f"{plan.gpu_memory_percent / 100:.2f}",
+    ]  # fmt: skip
+    if plan.max_model_len:
+        said += ["--max-model-len", str(plan.max_model_len)]
+    said.append("--enable-chunked-prefill" if plan.chunked_prefill else "--no-enable-chunked-prefill")
+    said.append("--enable-prefix-caching" if plan.prefix_cache else "--no-enable-prefix-caching")
+    if not plan.cuda_graph:
+        said.append("--enforce-eager")
+    if plan.host_kv_bytes:
+        said += ["--kv-offloading-size", str(plan.host_kv_bytes // _GIB)]
+    if role != "both":
+        name = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
+        said += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": name})]
+    return said
+
+
+def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
+    if plan.preemption != "recompute":
+        raise InputError(f"retracts requests to recompute them, not by {plan.preemption}", "--emit sglang",
+                         "take recompute")  # fmt: skip
+    if plan.host_kv_bytes % _GIB:
+        raise InputError("takes whole GiB of host memory", "--emit sglang", "give a multiple of 1 GiB")
+    # SGLang's tp is all the devices of one stage, among which dp ranks share attention.
+    said = ["python", "-m", "sglang.launch_server", "--model-path", model, "--tp-size", str(plan.tp * plan.dp)]
+    said += ["--pp-size", str(plan.pp)]
+    if plan.dp > 1:
+        said += ["--dp-size", str(plan.dp), "--enable-dp-attention"]
+    if plan.ep > 1:
+        said += ["--ep-size", str(plan.ep)]
+    said += [*_dtype(plan, "sglang"), *_kv_dtype(plan, "sglang")]
+    # The engine divides chunk and batch among dp ranks; the plan's are of one rank.
+    chunk = plan.max_num_batched_tokens * plan.dp if plan.chunked_prefill else -1
+    said += ["--chunked-prefill-size", str(chunk)]
+    if not plan.chunked_prefill:
+        said += ["--max-prefill-tokens", str(plan.max_num_batched_tokens)]
+    said += [
+        "--max-running-requests", str(plan.max_num_seqs * plan.dp), "--page-size", str(plan.block_size),
+        "--mem-fraction-static", f"{plan.gpu_memory_percent / 100:.2f}",
+    ]  # fmt: skip
+    if plan.max_model_len:
+        said += ["--context-length", str(plan.max_model_len)]
+    if not plan.prefix_cache:
+        said.append("--disable-radix-cache")
+    if not plan.cuda_graph:
+        said.append("--disable-cuda-graph")
+    if plan.host_kv_bytes:
+        said += ["--enable-hierarchical-cache", "--hicache-size", str(plan.host_kv_bytes // _GIB)]
+    if role != "both":
+        said += ["--disaggregation-mode", role]
+    return said
+
+
+def launches(format: str, plan: ServingPlan, model: str) -> tuple[Launch, ...]:
+    """The servers of a plan: one kind, or prefill and decode servers. Raises InputError where the engine cannot do
+    it.
+    """
+    if format not in FORMATS:
+        raise unknown("format to emit", format, FORMATS)
+    write: Callable[[ServingPlan, str, str], list[str]] = _vllm if format == "vllm" else _sglang
+    if not plan.prefill_replicas:
+        return (Launch("both", plan.replicas, tuple(write(plan, model, "both"))),)
+    return (
+        Launch("prefill", plan.prefill_replicas, tuple(write(plan, model, "prefill"))),
+        Launch("decode", plan.decode_replicas, tuple(write(plan, model, "decode"))),
+    )
+
+
+def emit(format: str, plan: ServingPlan, model: str, where: str = "") -> str:
+    """The plan as a shell script of commands, each with a comment: how often it is started, and on what (`where`)."""
+    parts = []
+    for one in launches(format, plan, model):
+        role = "" if one.role == "both" else f" for {one.role}"
+        servers = "server" if one.count == 1 else "servers"
+        on = f", each on {where}" if where else ""
+        parts.append(f"# {one.count} {servers}{role}{on}\n{one.command}\n")
+    return "\n".join(parts)
+
+
+def read(format: str, text: str) -> tuple[ServingPlan, str]:
+    """The plan and the model of a script that `emit` wrote. Raises InputError for what is no such script."""
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    if len(text) > 1_000_000:
+        raise InputError("is too long", format)
+    found: list[tuple[int, str, ServingPlan, str]] = []
+    count = 1
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("#"):
+            words = line[1:].split()
+            count = int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 7 else 1
+        elif line.strip():
+            try:
+                words = shlex.split(line)
+            except ValueError as error:
+                raise InputError(f"is no shell command: {error}", format) from None
+            found.append((count, *_command(format, words)))
+            count = 1
+    if not found:
+        raise InputError("holds no command", format, "give what --emit wrote")
+    roles = [role for _, role, _, _ in found]
+    if roles == ["both"]:
+        return found[0][2].replace(replicas=found[0][0]), found[0][3]
+    if sorted(roles) != ["decode", "prefill"] or found[0][2:] != found[1][2:]:
+        raise InputError("is neither one server nor a prefill and a decode server of the same settings", format)
+    by = {role: number for number, role, _, _ in found}
+    apart = {"prefill_replicas": by["prefill"], "decode_replicas": by["decode"], "replicas": sum(by.values())}
+    return found[0][2].replace(**apart), found[0][3]
+
+
+def _command(format: str, words: list[str]) -> tuple[str, ServingPlan, str]:
+    start = ["vllm", "serve"] if format == "vllm" else ["python", "-m", "sglang.launch_server"]
+    if words[: len(start)] != start:
+        raise InputError(f"does not begin with {shlex.join(start)!r}", format)
+    rest = words[len(start) :]
+    model = ""
+    if format == "vllm":
+        if not rest or rest[0].startswith("--"):
+            raise InputError("names no model", format)
+        model, rest = rest[0], rest[1:]
+    options: dict[str, str] = {}
+    at = 0
+    flags = {*_VLLM_FLAGS, *_SGLANG_FLAGS, *_FLAGS}
+    while at < len(rest):
+        name, has, value = rest[at].partition("=")
+        if not name.startswith("--"):
+            raise InputError(f"{rest[at][:60]!r} is no option", format)
+        at += 1
+        if not has and name not in flags:
+            if at >= len(rest):
+                raise InputError(f"{name} has no value", format)
+            value = rest[at]
+            at += 1
+        if name not in _IGNORED[format]:
+            options[name] = value
+    made: dict[str, Any] = {"engine": format}
+    role = (_from_vllm if format == "vllm" else _from_sglang)(options, made)
+    if format == "sglang":
+        model = options.pop("--model-path", "")
+        if not model:
+            raise InputError("names no model", format, "give --model-path")
+    if options:
+        known = {*_VLLM, *_VLLM_FLAGS} if format == "vllm" else {*_SGLANG, *_SGLANG_FLAGS}
+        raise unknown(f"option of {format}", next(iter(options)), known)
+    return role, ServingPlan(**made), model
+
+
+_VLLM: Mapping[str, str] = {
+    "--tensor-parallel-size": "tp", "--pipeline-parallel-size": "pp", "--data-parallel-size": "dp",
+    "--max-num-batched-tokens": "max_num_batched_tokens", "--max-num-seqs": "max_num_seqs",
+    "--block-size": "block_size", "--max-model-len": "max_model_len",
+}  # fmt: skip
+_VLLM_FLAGS: Mapping[str, tuple[str, bool]] = {
+    "--enable-chunked-prefill": ("chunked_prefill", True), "--no-enable-chunked-prefill": ("chunked_prefill", False),
+    "--enable-prefix-caching": ("prefix_cache", True), "--no-enable-prefix-caching": ("prefix_cache", False),
+    "--enforce-eager": ("cuda_graph", False), "--enable-expert-parallel": ("ep", True),
+}  # fmt: skip
+_SGLANG: Mapping[str, str] = {
+    "--tp-size": "tp", "--pp-size": "pp", "--dp-size": "dp", "--ep-size": "ep",
+    "--max-running-requests": "max_num_seqs", "--page-size": "block_size", "--context-length": "max_model_len",
+}  # fmt: skip
+_SGLANG_FLAGS: Mapping[str, tuple[str, bool]] = {
+    "--disable-radix-cache": ("prefix_cache", False), "--disable-cuda-graph": ("cuda_graph", False),
+    "--enable-dp-attention": ("dp", True), "--enable-hierarchical-cache": ("host_kv_bytes", True),
+}  # fmt: skip
+_QUANTIZATION = {
+    "fp8": "fp8", "compressed-tensors": "int8", "w8a8_int8": "int8", "awq": "int4", "mxfp4": "mxfp4",
+    "modelopt_fp4": "nvfp4",
+}  # fmt: skip
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.lstrip("-").isdecimal() or len(text) > 15:
+        raise InputError(f"{text[:40]!r} is no whole number", name)
+    return int(text)
+
+
+def _shared(options: dict[str, str], made: dict[str, Any], memory: str) -> None:
+    """What both engines name alike."""
+    dtype = options.pop("--dtype", "bfloat16")
+    names = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "auto": "bf16"}
+    if dtype not in names:
+        raise unknown("--dtype", dtype, names)
+    made["weight_dtype"] = made["kv_dtype"] = names[dtype]
+    if (kind := options.pop("--quantization", None)) is not None:
+        if kind not in _QUANTIZATION:
+            raise unknown("--quantization", kind, _QUANTIZATION)
+        made["weight_dtype"] = _QUANTIZATION[kind]
+    if (kv := options.pop("--kv-cache-dtype", "auto")) != "auto":
+        if kv not in ("fp8", "fp8_e4m3"):
+            raise unknown("--kv-cache-dtype", kv, ("auto", "fp8", "fp8_e4m3"))
+        made["kv_dtype"] = "fp8"
+    if (share := options.pop(memory, None)) is not None:
+        try:
+            made["gpu_memory_percent"] = round(100 * float(share))
+        except (ValueError, OverflowError):
+            raise InputError(f"{share[:40]!r} is no share", memory, "give e.g. 0.9") from None
+
+
+def _from_vllm(options: dict[str, str], made: dict[str, Any]) -> str:
+    made |= {name: _whole(option, options.pop(option)) for option, name in _VLLM.items() if option in options}
+    for option, (name, value) in _VLLM_FLAGS.items():
+        if option in options:
+            del options[option]
+            made[name] = value
+    if made.pop("ep", False):
+        made["ep"] = made.get("tp", 1) * made.get("dp", 1)
+    _shared(options, made, "--gpu-memory-utilization")
+    if (size := options.pop("--kv-offloading-size", None)) is not None:
+        made["host_kv_bytes"] = _whole("--kv-offloading-size", size) * _GIB
+    config = options.pop("--kv-transfer-config", None)
+    if config is None:
+        return "both"
+    try:
+        role = json.loads(config)["kv_role"]
+        return {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}[role]
+    except (ValueError, KeyError, TypeError):
+        raise InputError("has no kv_role", "--kv-transfer-config", 'give e.g. {"kv_role": "kv_producer"}') from None
+
+
+def _from_sglang(options: dict[str, str], made: dict[str, Any]) -> str:
+    made["prefix_cache"] = True  # its radix cache is on unless disabled
+    made |= {name: _whole(option, options.pop(option)) for option, name in _SGLANG.items() if option in options}
+    for option, (name, value) in _SGLANG_FLAGS.items():
+        if option in options:
+            del options[option]
+            if name not in ("dp", "host_kv_bytes"):
+                made[name] = value
+    dp = made.get("dp", 1)
+    for name in ("tp", "max_num_seqs"):
+        if name in made and dp > 1:
+            if made[name] % dp:
+                raise InputError(f"{name} {made[name]} cannot be divided by dp {dp}", "sglang")
+            made[name] //= dp
+    chunk = _whole("--chunked-prefill-size", options.pop("--chunked-prefill-size", "8192"))
+    made["chunked_prefill"] = chunk > 0
+    if chunk > 0:
+        made["max_num_batched_tokens"] = max(1, chunk // dp)
+    if (most := options.pop("--max-prefill-tokens", None)) is not None and chunk <= 0:
+        made["max_num_batched_tokens"] = _whole("--max-prefill-tokens", most)
+    _shared(options, made, "--mem-fraction-static")
+    if (size := options.pop("--hicache-size", None)) is not None:
+        made["host_kv_bytes"] = _whole("--hicache-size", size) * _GIB
+    return options.pop("--disaggregation-mode", "both").replace("null", "both")

@@ -1,0 +1,568 @@
+"""`search`: which GPUs, how many, and which settings serve a load within an objective for the least.
+
+1. Every plan of every GPU type by the closed form (`options.survey`); the best few of each type go on.
+2. Each of these through the simulator: the largest rate at which enough requests meet the objective corrects what the
+   closed form says of it.
+3. The cheapest mix of them for the load by size (`melange`).
+4. Each chosen option with the requests that the mix sends it, through the simulator; where too few meet the objective
+   its capacity shrinks and the mix is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.errors import InfeasibleError, InputError, unknown
+from foretell.hardware import Device, cluster
+from foretell.plan.serving.bca import Advice, advise
+from foretell.plan.serving.load import Load, buckets
+from foretell.plan.serving.melange import Mix, cheapest
+from foretell.plan.serving.options import Make, Maker, Option, Survey, link_of, survey
+from foretell.plan.serving.pareto import Point, front
+from foretell.plan.serving.space import label, shape
+from foretell.plan.serving.steady import Iterations, most, slo_text
+from foretell.plan.serving.store import Results
+from foretell.plan.serving.trial import Trial, largest_factor, paced, sampled
+from foretell.simulate.serving import Requests, ServingPlan
+from foretell.simulate.serving.metrics import Slo
+from foretell.workload.llm import LLMConfig
+
+__all__ = ["OBJECTIVES", "Answer", "Single", "Unit", "search", "times"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: What a search may make least, and the unit of it.
+OBJECTIVES: Mapping[str, str] = {"cost": "$/h", "gpus": "GPUs", "energy": "W"}
+_KEPT = 3  # plans of a GPU type that are simulated, besides two that serve only some sizes
+_TRIAL = 400  # requests of one simulation of a replica
+_CHECK = 4000  # requests of the simulation of an option of the mix
+_ROUNDS = 5
+_LEAST_FACTOR = 0.1
+_SMALL = 1e-4  # dollars an hour decide between mixes of equal GPUs or watts
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An option of the chosen mix: how many, what share of the load, and how it fared in the simulator."""
+
+    option: Option
+    count: int
+    #: Units' worth of work, at most `count`.
+    work: float
+    requests_per_s: float
+    #: The largest rate in the simulator over that of the closed form, which the capacities were corrected by.
+    factor: float
+    #: Sizes it serves in words.
+    serves: str
+    checked: Mapping[str, Any] | None
+    advice: Advice | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        advice = self.advice
+        return {
+            **self.option.to_dict(), "count": self.count, "work": self.work,
+            "served_requests_per_s": self.requests_per_s, "factor": self.factor, "serves": self.serves,
+            "simulated": None if self.checked is None else dict(self.checked),
+            "memory": None if advice is None else {
+                "batch": advice.batch, "fitting_batch": advice.largest_batch, "kv_bytes": advice.kv_bytes,
+                "kv_budget_bytes": advice.budget_bytes, "throughput_kept": advice.rate / advice.best_rate,
+                "replicas": advice.replicas, "gain": advice.gain,
+            },
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """The best that one GPU type does alone; `cost` None where it does not serve the load, with the reason."""
+
+    gpu: str
+    cost: float | None
+    counts: tuple[tuple[str, int], ...]
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "gpu": self.gpu, "value": self.cost, "reason": self.reason or None,
+            "units": [{"plan": name, "count": count} for name, count in self.counts],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search found: the mix, what single types would take, the front, and what was looked at."""
+
+    config: LLMConfig
+    requests: Requests
+    load: Load
+    group: Ints
+    slo: Slo
+    attainment: float
+    objective: str
+    units: tuple[Unit, ...]
+    mix: Mix
+    options: tuple[Option, ...]
+    singles: tuple[Single, ...]
+    front: tuple[Point, ...]
+    surveys: tuple[Survey, ...]
+    tried: int
+    simulated: int
+    reused: int
+    rounds: int
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return float(self.load.rate.sum())
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Dollars an hour of the mix; None where a price is unknown."""
+        each = [u.option.usd_per_h for u in self.units]
+        return None if None in each else sum(u.count * (u.option.usd_per_h or 0.0) for u in self.units)
+
+    @property
+    def devices(self) -> int:
+        """GPUs of the mix."""
+        return sum(u.count * u.option.devices for u in self.units)
+
+    @property
+    def power_w(self) -> float | None:
+        """Watts of all GPUs at full work; None where a device's power is unknown."""
+        each = [u.option.power_w for u in self.units]
+        return None if None in each else sum(u.count * (u.option.power_w or 0.0) for u in self.units)
+
+    @property
+    def value(self) -> float:
+        """The objective's measure of the mix."""
+        return sum(u.count * u.option.cost(self.objective) for u in self.units)
+
+    @property
+    def attained(self) -> float | None:
+        """The share of requests within the objective, over the simulations of all parts of the mix."""
+        parts = [(u.requests_per_s, u.checked) for u in self.units]
+        if any(checked is None for _, checked in parts):
+            return None
+        total = sum(rate for rate, _ in parts)
+        return sum(rate * float(checked["attainment"]) for rate, checked in parts if checked is not None) / total
+
+    def _bucket(self, at: int) -> dict[str, Any]:
+        shares = zip(self.options, self.mix.shares[at].tolist(), strict=True)
+        return {
+            "requests_per_s": float(self.load.rate[at]), "input_tokens": float(self.load.input_tokens[at]),
+            "output_tokens": float(self.load.output_tokens[at]),
+            "shares": {option.name: share for option, share in shares if share > 0},
+        }  # fmt: skip
+
+    def best_single(self) -> Single | None:
+        """The GPU type that alone does it for the least."""
+        done = [one for one in self.singles if one.cost is not None]
+        return min(done, key=lambda one: one.cost or 0.0) if done else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        from foretell.plan.serving.why import why
+
+        single = self.best_single()
+        usd = self.usd_per_h
+        return {
+            "schema": "foretell.serving-plan/1",
+            "workload": self.config.name,
+            "requests": len(self.requests),
+            "skipped": dict(self.requests.skipped),
+            "requests_per_s": self.rate,
+            "output_tokens_per_s": self.load.tokens_per_s,
+            "objective": self.objective,
+            "slo": {
+                "ttft_s": self.slo.ttft_s, "tpot_s": self.slo.tpot_s, "e2e_s": self.slo.e2e_s,
+                "attainment": self.attainment,
+            },
+            "units": [unit.to_dict() for unit in self.units],
+            "devices": self.devices,
+            "usd_per_h": usd,
+            "usd_per_million_tokens": None if usd is None else usd / 3600.0 / self.load.tokens_per_s * 1e6,
+            "power_w": self.power_w,
+            "attained": self.attained,
+            "proven": self.mix.proven,
+            "singles": [one.to_dict() for one in self.singles],
+            "saved": None if single is None or not single.cost else 1.0 - self.value / single.cost,
+            "buckets": [self._bucket(i) for i in range(len(self.load))],
+            "front": [point.to_dict() for point in self.front],
+            "tried": self.tried,
+            "simulated": self.simulated,
+            "reused": self.reused,
+            "why": list(why(self)),
+        }  # fmt: skip
+
+
+def search(
+    config: LLMConfig,
+    requests: Requests,
+    slo: Slo,
+    gpus: Sequence[Device],
+    *,
+    rate: float | None = None,
+    attainment: float = 0.9,
+    objective: str = "cost",
+    engine: str = "vllm",
+    prices: Mapping[str, float] | None = None,
+    available: Mapping[str, int] | None = None,
+    pinned: Mapping[str, Sequence[Any]] | None = None,
+    out: Path | None = None,
+    trial: Trial | None = None,
+    make: Make | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Answer:
+    """The GPUs, how many and their settings that serve `requests` (at `rate` a second, or as they arrive).
+
+    `attainment` is the share of requests that must meet `slo`. `prices` are dollars an hour of one device by its name,
+    before the catalogue's; `available` devices of a type. `pinned` gives values of settings to try instead of the usual
+    ones. `out` keeps simulations in a file, from which a search goes on. `trial` runs requests through a simulator;
+    None: the closed form alone decides, and nothing is checked.
+
+    Raises InputError for a wrong question, InfeasibleError where nothing serves the load.
+    """
+    if objective not in OBJECTIVES:
+        raise unknown("objective", objective, OBJECTIVES)
+    if not 0.0 < attainment <= 1.0:
+        raise InputError(f"an attainment of {attainment:g} is no share of the requests", repair="give e.g. 0.9")
+    if not gpus or len({device.name for device in gpus}) < len(gpus):
+        raise InputError("each GPU type once is needed", "--gpus", "give e.g. h100-sxm,l4")
+    priced = {device.name: _price(device, prices or {}) for device in gpus}
+    unknown_price = [name for name, price in priced.items() if price is None]
+    if objective == "cost" and unknown_price:
+        raise InputError(f"no hourly price of {', '.join(unknown_price)} is known", "--gpus", "give --prices")
+    make = make or Maker()
+    load, group = buckets(requests, rate)
+    surveys = tuple(
+        survey(config, device, load, slo, engine=engine, pinned=pinned, usd_per_h=priced[device.name], make=make,
+               progress=progress)
+        for device in gpus
+    )  # fmt: skip
+    kept = [option for one in surveys for option in _best(one.options, objective, float(load.rate.sum()))]
+    if not kept:
+        said = "; ".join(f"{one.gpu}: {one.reason}" for one in surveys)
+        raise InfeasibleError(f"no GPU type serves {config.name} within {slo_text(slo)} ({said})", _repair(slo))
+    if objective == "energy" and any(option.power_w is None for option in kept):
+        raise InputError("the power of a GPU type is unknown", "--objective energy", "take cost or gpus")
+    question = {
+        "config": config, "requests": _digest(requests), "rate": rate, "slo": slo.limits, "attainment": attainment,
+        "engine": engine, "available": dict(available or {}), "pinned": {k: list(v) for k, v in (pinned or {}).items()},
+        "gpus": [device.name for device in gpus], "prices": priced, "objective": objective,
+    }  # fmt: skip
+    with Results(out, question) as results:
+        found = _Search(config, requests, slo, attainment, objective, load, group, make, trial, results)
+        return found.run(kept, surveys, available or {}, progress)
+
+
+class _Search:
+    """One search after the survey: corrects capacities by simulation, chooses the mix, checks it."""
+
+    def __init__(
+        self, config: LLMConfig, requests: Requests, slo: Slo, attainment: float, objective: str, load: Load,
+        group: Ints, make: Make, trial: Trial | None, results: Results,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.requests = requests
+        self.slo = slo
+        self.attainment = attainment
+        self.objective = objective
+        self.load = load
+        self.group = group
+        self.make = make
+        self.trial = trial
+        self.results = results
+        self.simulated = 0
+
+    def iterations(self, option: Option) -> Iterations:
+        return self.make(self.config, option.plan, cluster(option.machine))
+
+    def factor(self, option: Option, rows: Ints) -> float:
+        """The largest rate in the simulator at which enough requests (of the sizes `rows`) meet the objective, over the
+        closed form's; 0 where there is none.
+        """
+        if self.trial is None:
+            return 1.0
+        trial, iterations = self.trial, self.iterations(option)
+        link = link_of(cluster(option.machine))
+        # Sizes that may miss the limits count with what a batch without limits on their prompts would serve.
+        mine = self.load.mixed(rows)
+        rate = float(most(iterations, option.plan, mine, self.slo, link_bytes_per_s=link).rate[0])
+        if not rate > 0:
+            return 0.0
+        # Long enough that the batch fills and drains, yet no longer.
+        count = int(np.clip(8 * option.batch * option.plan.dp, _TRIAL, 4 * _TRIAL))
+        some = sampled(_of(self.requests, np.flatnonzero(np.isin(self.group, rows))), count)
+        if len(some) < 2:
+            return 1.0
+
+        def good(factor: float) -> bool:
+            self.simulated += 1
+            tried = trial(iterations, option.plan, paced(some, rate * factor), self.slo, link)
+            return tried.attainment >= self.attainment
+
+        key = ["factor", option.gpu, option.plan.to_dict(), rows.tolist()]
+        return float(self.results.of(key, lambda: {"factor": largest_factor(good, _LEAST_FACTOR)})["factor"])
+
+    def capacity(self, option: Option) -> Floats:
+        """Requests/s of each bucket that a unit serves, (buckets,).
+
+        Sizes that can never meet the objective are served all the same while they are few: at most half of the requests
+        that may miss it.
+        """
+        link, iterations = link_of(cluster(option.machine)), self.iterations(option)
+        rate = most(iterations, option.plan, self.load, self.slo, link_bytes_per_s=link).rate
+        never = np.flatnonzero(rate == 0)
+        if len(never) and self.attainment < 1:
+            never = never[np.argsort(self.load.rate[never], kind="stable")]
+            few = never[np.cumsum(self.load.rate[never]) <= (1 - self.attainment) / 2 * self.load.rate.sum()]
+            if len(few):
+                anyhow = most(iterations, option.plan, self.load.take(few), Slo(), link_bytes_per_s=link)
+                rate[few] = anyhow.rate
+        return rate
+
+    def run(
+        self, kept: list[Option], surveys: tuple[Survey, ...], available: Mapping[str, int],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> Answer:  # fmt: skip
+        factors, columns, options = [], [], []
+        for at, (option, column) in enumerate(self.undominated(kept)):
+            if progress is not None:
+                progress("Simulating", at, len(kept))
+            factor = self.factor(option, np.flatnonzero(column > 0))
+            if factor <= 0:
+                continue
+            options.append(option)
+            factors.append(factor)
+            columns.append(column * factor)
+        if not options:
+            raise InfeasibleError(
+                f"in the simulator no plan meets {slo_text(self.slo)} for {self.attainment:.0%} of the requests at"
+                f" {_LEAST_FACTOR:.0%} of the rate it holds up on average", _repair(self.slo),
+            )  # fmt: skip
+        capacity = np.stack(columns, axis=1)
+        caps = [None if o.gpu not in available else available[o.gpu] // o.devices for o in options]
+        checked: list[dict[str, Any] | None] = [None] * len(options)
+        rounds = 0
+        while True:
+            rounds += 1
+            mix = self.mix(options, capacity, caps)
+            checked = [self.check(option, j, mix, progress) for j, option in enumerate(options)]
+            short = [j for j, one in enumerate(checked) if one is not None and one["attainment"] < self.attainment]
+            if not short or rounds == _ROUNDS or self.together(checked, mix) >= self.attainment:
+                break
+            for j in short:
+                full = mix.work[j] / mix.instances[j]
+                capacity[:, j] *= min(0.93, 0.999 * full)  # one unit more, or nearly a tenth of the work away
+        rates = self.load.rate @ mix.shares
+        units = [
+            Unit(option, int(mix.instances[j]), float(mix.work[j]), float(rates[j]), factors[j],
+                 self.serves(mix.shares[:, j]), checked[j], self.advice(option))
+            for j, option in enumerate(options) if mix.instances[j]
+        ]  # fmt: skip
+        best = front([point for one in surveys for point in one.points])
+        return Answer(
+            self.config, self.requests, self.load, self.group, self.slo, self.attainment, self.objective,
+            tuple(sorted(units, key=lambda u: -u.requests_per_s)), mix, tuple(options),
+            self.singles(options, capacity, caps, surveys), tuple(best), surveys, sum(s.tried for s in surveys),
+            self.simulated, self.results.reused, rounds,
+        )  # fmt: skip
+
+    def undominated(self, options: Sequence[Option]) -> list[tuple[Option, Floats]]:
+        """Options with what they serve of each bucket, without those that another one of their GPU type matches in
+        every bucket (to half a per cent) for no more.
+        """
+        found: list[tuple[Option, Floats]] = []
+        # Those that serve most come first, so that of equal ones one stays.
+        for option, column in sorted(((o, self.capacity(o)) for o in options), key=lambda one: -float(one[1].sum())):
+            if (column > 0).any() and not any(
+                other.gpu == option.gpu and _cost(other, self.objective) <= _cost(option, self.objective)
+                and (mine >= 0.995 * column).all()
+                for other, mine in found
+            ):  # fmt: skip
+                found.append((option, column))
+        order = {option.name: at for at, option in enumerate(options)}
+        return sorted(found, key=lambda one: order[one[0].name])
+
+    def together(self, checked: Sequence[Mapping[str, Any] | None], mix: Mix) -> float:
+        """The share of all requests within the objective, by the simulations of the parts."""
+        parts = [(float(self.load.rate @ mix.shares[:, j]), one) for j, one in enumerate(checked) if one is not None]
+        return sum(rate * float(one["attainment"]) for rate, one in parts) / sum(rate for rate, _ in parts)
+
+    def costs(self, options: Sequence[Option]) -> Floats:
+        usd = np.array([o.usd_per_h or 0.0 for o in options])
+        own = np.array([o.cost(self.objective) for o in options])
+        return own if self.objective == "cost" else own + _SMALL * usd
+
+    def mix(self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None]) -> Mix:
+        names = [self.load.name(i) for i in range(len(self.load))]
+        kinds = list(dict.fromkeys(option.gpu for option in options))
+        return cheapest(
+            self.load.rate, capacity, self.costs(options), available=caps, names=names, slo=slo_text(self.slo),
+            options=kinds,
+        )  # fmt: skip
+
+    def share(self, option: int, mix: Mix) -> Requests:
+        """The requests that the mix sends an option: of each bucket its slices, evenly over the bucket's requests."""
+        rows = []
+        for bucket in np.flatnonzero(mix.shares[:, option] > 0):
+            mine = np.flatnonzero(self.group == bucket)
+            share, before = mix.shares[bucket, option], mix.shares[bucket, :option].sum()
+            # Slot k of a bucket's requests goes to the option whose part of the golden sequence holds it.
+            slots = (np.arange(len(mine)) * 0.6180339887498949) % 1.0
+            rows.append(mine[(slots >= before) & (slots < before + share)])
+        at = np.sort(np.concatenate(rows))
+        at = at if len(at) else np.flatnonzero(np.isin(self.group, np.flatnonzero(mix.shares[:, option] > 0)))[:1]
+        return _of(self.requests, at)
+
+    def check(
+        self, option: Option, at: int, mix: Mix, progress: Callable[[str, int, int], None] | None
+    ) -> dict[str, Any] | None:
+        """How the requests that the mix sends an option fare on its units; None where it has none, or nothing
+        simulates.
+        """
+        count = int(mix.instances[at])
+        if not count or self.trial is None:
+            return None
+        if progress is not None:
+            progress("Checking", at, len(mix.instances))
+        trial, mine = self.trial, self.share(at, mix)
+        rate = float(self.load.rate @ mix.shares[:, at])
+        # As many units as have requests enough to fill them; the others are like these.
+        few = max(1, min(count, _CHECK // _TRIAL))
+        some = sampled(mine, _CHECK)
+        if len(some) < 2:
+            return None
+        rate *= few / count
+        plan = times(option.plan, few)
+
+        def run() -> dict[str, Any]:
+            self.simulated += 1
+            link = link_of(cluster(option.machine))
+            return trial(self.iterations(option), plan, paced(some, rate), self.slo, link).to_dict()
+
+        return self.results.of(["check", option.gpu, plan.to_dict(), rate, _digest(some)], run)
+
+    def singles(
+        self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None], surveys: Sequence[Survey]
+    ) -> tuple[Single, ...]:  # fmt: skip
+        found = []
+        for one in surveys:
+            mine = [j for j, option in enumerate(options) if option.gpu == one.gpu]
+            if not mine:
+                reason = one.reason or "its plans fail in the simulator"
+                found.append(Single(one.gpu, None, (), reason))
+                continue
+            some = [options[j] for j in mine]
+            try:
+                mix = self.mix(some, capacity[:, mine], [caps[j] for j in mine])
+            except InfeasibleError as error:
+                found.append(Single(one.gpu, None, (), error.message))
+                continue
+            value = sum(int(n) * o.cost(self.objective) for n, o in zip(mix.instances, some, strict=True))
+            counts = tuple((label(o.plan), int(n)) for n, o in zip(mix.instances, some, strict=True) if n)
+            found.append(Single(one.gpu, value, counts))
+        return tuple(found)
+
+    def serves(self, share: Floats) -> str:
+        """Sizes of the buckets that an option gets most of, in words."""
+        mine = np.flatnonzero(share > 0)
+        if not len(mine):
+            return ""
+        if len(mine) == len(share) and (share == 1).all():
+            return "everything"
+        inputs, outputs = self.load.input_tokens[mine], self.load.output_tokens[mine]
+        return f"{inputs.min():,.0f}–{inputs.max():,.0f} in, {outputs.min():,.0f}–{outputs.max():,.0f} out"
+
+    def advice(self, option: Option) -> Advice | None:
+        """What the memory advisor says of a plan on one device, whose freed memory could hold replicas."""
+        if option.devices > 1:
+            return None
+        iterations: Any = self.iterations(option)
+        host = (lambda batch: iterations.parts(batch)["host"]) if hasattr(iterations, "parts") else None
+        reserve = 0.0
+        if hasattr(iterations, "budget"):
+            reserve = float(iterations.budget.framework_bytes + iterations.budget.activations_bytes)
+        try:
+            return advise(
+                iterations, option.plan, self.load.mixed(), tpot_s=self.slo.limits.get("tpot", np.inf),
+                host_s=host, reserve_bytes=reserve,
+            )  # fmt: skip
+        except InfeasibleError:
+            return None
+
+
+def _of(requests: Requests, rows: Ints) -> Requests:
+    """Some of the requests."""
+    r = requests
+    return Requests.of(
+        r.arrival_s[rows], r.input_tokens[rows], r.output_tokens[rows], r.prefix[rows], r.prefix_tokens[rows]
+    )
+
+
+def times(plan: ServingPlan, count: int) -> ServingPlan:
+    """`count` units of a plan behind one router."""
+    if plan.prefill_replicas:
+        p, d = plan.prefill_replicas * count, plan.decode_replicas * count
+        return plan.replace(prefill_replicas=p, decode_replicas=d, replicas=p + d)
+    return plan.replace(replicas=count)
+
+
+def _best(options: Sequence[Option], objective: str, rate: float) -> list[Option]:
+    """The few plans of a GPU type worth simulating: least for this load in whole units, and least for any large
+    load.
+    """
+
+    def whole(one: Option) -> tuple[float, float]:
+        return float(np.ceil(rate / one.rate - 1e-9)) * _cost(one, objective), _cost(one, objective) / one.rate
+
+    def large(one: Option) -> tuple[float, float]:
+        return _cost(one, objective) / one.rate, _cost(one, objective)
+
+    # Of plans that differ in batch and chunk only, the best: others would only say the same again.
+    shapes: dict[tuple[Any, ...], Option] = {}
+    for one in sorted(options, key=lambda one: (-one.share, large(one))):
+        shapes.setdefault(shape(one.plan), one)
+    full = [one for one in shapes.values() if one.share == 1]
+    part = [one for one in shapes.values() if one.share < 1]
+    together = sorted((one for one in full if not one.plan.prefill_replicas), key=large)[:1]
+    candidates = (*together, *sorted(full, key=whole)[:2], *sorted(full, key=large)[:2])
+    best = list({one.plan: one for one in candidates}.values())
+    some = [*sorted(part, key=lambda one: (-one.share, large(one)))[:1], *sorted(part, key=large)[:1]]
+    return [*best[:_KEPT], *{one.plan: one for one in some}.values()]
+
+
+def _cost(option: Option, objective: str) -> float:
+    if objective == "energy" and option.power_w is None:
+        return float("inf")
+    if objective == "cost" and option.usd_per_h is None:
+        return float("inf")
+    return option.cost(objective)
+
+
+def _price(device: Device, prices: Mapping[str, float]) -> float | None:
+    price = prices.get(device.name, device.price_usd_per_h)
+    if price is not None and not price > 0:
+        raise InputError(f"the price of {device.name} is {price:g}", "--prices", "give dollars an hour above 0")
+    return price
+
+
+def _repair(slo: Slo) -> str:
+    return "loosen the SLO, take faster GPUs, or more of them together (tp)" if slo.limits else "take larger GPUs"
+
+
+def _digest(requests: Requests) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name in ("arrival_s", "input_tokens", "output_tokens", "prefix", "prefix_tokens"):
+        digest.update(getattr(requests, name).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,242 @@
+"""What one replica holds up in the long run, in closed form: batch, rate, TPOT and TTFT without simulating a request.
+
+A replica that always has `b` sequences decoding gives each one token an iteration, so a request leaves after
+`output_tokens` iterations and b / output_tokens new prompts come in with each: the mixed iteration that decides TPOT.
+Each arrival waits for the iteration it falls into and for prompts before it (as M/D/1 has it), then its prompt
+goes in by chunks of what the token budget leaves. KV cache bounds `b`. The search tries everything by this; the
+simulator then has the last word on the best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.plan.serving.load import Load
+from foretell.simulate.serving import Batch, ServingPlan
+from foretell.simulate.serving.metrics import Slo
+
+__all__ = ["LIMITS", "Iterations", "Steady", "curve", "most", "slo_text", "transfer_s"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: What keeps a batch from growing. ``gain``: a larger one serves no more requests.
+LIMITS = ("tpot", "ttft", "e2e", "kv", "max_num_seqs", "gain")
+_STEPS = 84  # batch sizes tried from 32 to 4,096, 6 % apart; below 32 all are
+_BUSY = 0.95  # share of the time that prompts may be at work: beyond it their queue grows without end
+
+
+class Iterations(Protocol):
+    """What is asked of a cost model of engine iterations; `foretell.simulate.serving.iteration` has the real one."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV cache of a rank holds."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes that a cached token takes on one device."""
+        ...
+
+    @property
+    def weights_bytes(self) -> float:
+        """Bytes of weights on one device."""
+        ...
+
+    def time_s(self, batch: Batch) -> Floats:
+        """Seconds of each iteration."""
+        ...
+
+    def power_w(self, batch: Batch) -> Floats:
+        """Watts of one device in each iteration."""
+        ...
+
+
+def slo_text(slo: Slo) -> str:
+    """Limits in words.
+
+    >>> slo_text(Slo(ttft_s=1.0, tpot_s=0.05))
+    'TTFT ≤ 1,000 ms and TPOT ≤ 50 ms'
+    """
+    said = [f"{name.upper()} ≤ {1e3 * limit:,.4g} ms" for name, limit in slo.limits.items()]
+    return " and ".join(said) or "no latency limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Steady states of one replica, columns: a group of a load each, or a batch size each.
+
+    `batch` sequences decode in each batch of a rank (with pipeline stages, one batch for each is on its way); `rate`
+    requests/s go through all ranks of the replica; `limit` is an index into `LIMITS`. Where not even one sequence
+    meets the objective, `rate` is 0 and the rest describes that one.
+    """
+
+    batch: Floats
+    rate: Floats
+    tpot_s: Floats
+    ttft_s: Floats
+    iteration_s: Floats
+    #: Tokens in the KV cache of a rank.
+    kv_tokens: Floats
+    limit: Ints
+
+
+def _grid(plan: ServingPlan) -> Floats:
+    """Batch sizes tried, of one of the `pp` batches that are on their way: the same for every plan, up to its own
+    limit.
+    """
+    largest = max(1, plan.max_num_seqs // plan.pp)
+    steps = np.unique(np.concatenate([np.arange(1.0, 33.0), np.round(np.geomspace(32, 4096, _STEPS))]))
+    return np.append(steps[steps < largest], largest)
+
+
+def _step(load: Load, plan: ServingPlan, b: Floats) -> Batch:
+    """The mean iteration of `b` decoding sequences: the tokens they get, and the prompts that take freed places.
+
+    Columns (groups, batches), flattened.
+    """
+    arrivals = b / load.output_tokens[:, None]  # new prompts with each iteration
+    chunks = np.maximum(1.0, np.ceil(load.input_tokens[:, None] / plan.max_num_batched_tokens))
+    ones = np.ones_like(arrivals)
+    return Batch.of(
+        decode_seqs=(ones * b).ravel(),
+        decode_tokens=(load.context[:, None] * b).ravel(),
+        prefill_seqs=(arrivals * chunks).ravel(),
+        prefill_tokens=(load.input_tokens[:, None] * arrivals).ravel(),
+        prefill_pairs=(load.pairs[:, None] * arrivals).ravel(),
+        prefill_cached=(load.input_tokens[:, None] * (chunks - 1) / 2 * arrivals).ravel(),
+        sampled=(ones * b + arrivals).ravel(),
+    )
+
+
+def _decode(load: Load, b: Floats) -> Batch:
+    ones = np.ones((len(load), 1))
+    return Batch.of(decode_seqs=(ones * b).ravel(), decode_tokens=(load.context[:, None] * b).ravel())
+
+
+def _prompt(load: Load, budget: Floats, b: Floats) -> tuple[Batch, Floats]:
+    """An iteration that takes as much of a prompt as the `budget` of tokens leaves beside `b` decoding sequences, and
+    how many of them a prompt takes. Columns (groups, batches).
+    """
+    inputs = np.broadcast_to(load.input_tokens[:, None], budget.shape)
+    chunks = np.ceil(inputs / budget)
+    cached = inputs * (chunks - 1) / 2 / chunks  # on average over the chunks of a prompt
+    return Batch.of(
+        decode_seqs=np.broadcast_to(b, budget.shape).ravel(),
+        decode_tokens=(load.context[:, None] * b).ravel(),
+        prefill_seqs=1.0,
+        prefill_tokens=(inputs / chunks).ravel(),
+        prefill_pairs=(load.pairs[:, None] / chunks).ravel(),
+        prefill_cached=cached.ravel(),
+        sampled=(b + 1.0 / chunks).ravel(),
+    ), chunks  # fmt: skip
+
+
+def _queued(prompt: Floats, busy: Floats) -> Floats:
+    """Seconds a prompt takes with those before it, as M/D/1 has them where prompts are at work `busy` of the time."""
+    return np.asarray(prompt * (1 + busy / 2 / (1 - busy)), dtype=np.float64)
+
+
+def transfer_s(iterations: Iterations, load: Load, plan: ServingPlan, link_bytes_per_s: float) -> Floats:
+    """Seconds that a prompt's KV takes from a prefill to a decode replica, each device sending its part."""
+    return np.asarray(load.input_tokens * iterations.kv_bytes_per_token / link_bytes_per_s, dtype=np.float64)
+
+
+def curve(
+    iterations: Iterations,
+    plan: ServingPlan,
+    load: Load,
+    batches: npt.ArrayLike | None = None,
+    *,
+    link_bytes_per_s: float = np.inf,
+) -> tuple[Steady, Floats]:
+    """The steady state at each batch size, columns (groups, batches), and the batch sizes; nothing is ruled out.
+
+    `rate` is what the batch gives; where the KV cache does not hold it, or prompts come faster than they go in, it is
+    0.
+    """
+    b = _grid(plan) if batches is None else np.atleast_1d(np.asarray(batches, dtype=np.float64))
+    shape = (len(load), len(b))
+    ones = np.ones(shape)
+    if plan.prefill_replicas:
+        return _split(iterations, plan, load, b, link_bytes_per_s), b
+    step = iterations.time_s(_step(load, plan, b)).reshape(shape)
+    budget = np.maximum(plan.max_num_batched_tokens - b, 1.0) * ones
+    if not plan.chunked_prefill:  # whole prompts by themselves, between iterations that only decode
+        budget = np.maximum(ones * load.input_tokens[:, None], budget)
+        alone, chunks = _prompt(load, budget, np.zeros_like(b))
+        prompt = iterations.time_s(alone).reshape(shape) * chunks
+        step = iterations.time_s(_decode(load, b)).reshape(shape) + prompt * b / load.output_tokens[:, None]
+    else:
+        one, chunks = _prompt(load, budget, b)
+        prompt = iterations.time_s(one).reshape(shape) * chunks
+    rate = b / (load.output_tokens[:, None] * step)  # of one rank and one batch
+    # Prompts queue for the token budget: the share of it that they fill, and what that makes an arrival wait.
+    tokens = load.input_tokens[:, None] * b / load.output_tokens[:, None]
+    busy = tokens / budget if plan.chunked_prefill else rate * prompt
+    full = busy > _BUSY  # more would come than go in: prompts, one chunk after another, are then all there is
+    rate = np.where(full, _BUSY / prompt, rate)
+    step = np.where(full, np.minimum(step, prompt / chunks), step)
+    ttft = step / 2 + _queued(prompt, np.minimum(busy, _BUSY))
+    kv = b * plan.pp * load.context[:, None]
+    held = np.maximum(kv, load.largest[:, None])  # one request at least must fit whole
+    rate = np.where(held <= iterations.kv_capacity_tokens, rate, 0.0) * plan.dp * plan.pp
+    limit = np.full(shape, LIMITS.index("gain"))
+    return Steady(b * ones, rate, step, ttft, step, kv, limit), b
+
+
+def _split(iterations: Iterations, plan: ServingPlan, load: Load, b: Floats, link: float) -> Steady:
+    """Prefill and decode replicas apart: prompts queue at the ones, decoding is undisturbed at the others."""
+    shape = (len(load), len(b))
+    step = iterations.time_s(_decode(load, b)).reshape(shape)
+    rate = b / (load.output_tokens[:, None] * step) * plan.decode_replicas * plan.dp * plan.pp
+    budget = np.full((len(load), 1), float(plan.max_num_batched_tokens))
+    alone, chunks = _prompt(load, budget, np.zeros(1))
+    prompt = iterations.time_s(alone).reshape(len(load), 1) * chunks
+    most_prompts = plan.prefill_replicas * plan.dp * plan.pp / prompt
+    rate = np.minimum(rate, _BUSY * most_prompts)
+    ttft = _queued(prompt, rate / most_prompts) + transfer_s(iterations, load, plan, link)[:, None]
+    kv = b * plan.pp * load.context[:, None]
+    held = np.maximum(kv, load.largest[:, None])
+    rate = np.where(held <= iterations.kv_capacity_tokens, rate, 0.0)
+    return Steady(b * np.ones(shape), rate, step, ttft, step, kv, np.full(shape, LIMITS.index("gain")))
+
+
+def most(
+    iterations: Iterations,
+    plan: ServingPlan,
+    load: Load,
+    slo: Slo,
+    *,
+    link_bytes_per_s: float = np.inf,
+) -> Steady:
+    """The most requests/s that a replica serves of each group within `slo`, columns (groups,), and what stops it."""
+    found, b = curve(iterations, plan, load, link_bytes_per_s=link_bytes_per_s)
+    held = found.kv_tokens <= iterations.kv_capacity_tokens
+    times = {"tpot": found.tpot_s, "ttft": found.ttft_s}
+    times["e2e"] = found.ttft_s + found.tpot_s * (load.output_tokens[:, None] - 1.0)
+    limits_s = slo.limits
+    rules = {name: time_s <= limits_s.get(name, np.inf) for name, time_s in times.items()}
+    rules["kv"] = held
+    good = rules["tpot"] & rules["ttft"] & rules["e2e"] & held & (found.rate > 0)
+    best = np.where(good, found.rate, -1.0).argmax(axis=1)
+    rows = np.arange(len(load))
+    served = good[rows, best]
+    limits = np.full(len(load), LIMITS.index("max_num_seqs"))
+    for row in rows:
+        after = best[row] + 1 if served[row] else best[row]
+        if after < len(b):
+            broken = [name for name, kept in rules.items() if not kept[row, after]]
+            if not held[row, after] or load.largest[row] > iterations.kv_capacity_tokens:
+                broken = ["kv", *broken]
+            limits[row] = LIMITS.index(broken[0] if broken else "gain")
+    at = (rows, best)
+    rate = np.where(served, found.rate[at], 0.0)
+    return Steady(
+        found.batch[at], rate, found.tpot_s[at], found.ttft_s[at], found.iteration_s[at], found.kv_tokens[at], limits
+    )

@@ -1,0 +1,231 @@
+"""Plans for serving, for reading: the mix of GPUs, what single types would take, the front, replicas by hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from foretell.plan.serving.autoscale import Scaling
+from foretell.plan.serving.pareto import Point
+from foretell.plan.serving.search import Answer, Unit
+from foretell.plan.serving.space import label
+from foretell.plan.serving.steady import slo_text
+from foretell.plan.serving.why import amount, why
+from foretell.report.text import UNKNOWN, Flow, add_row, count, rate, share
+from foretell.units import format_bytes, format_count, format_money, format_power, format_time
+
+__all__ = ["Columns", "notes_of", "scaling_view", "serving_plan_view"]
+
+_FRONT = 10  # points of the front that are shown
+_LEAST_LABEL = 24  # cells that the first column keeps
+_HEADINGS = {"cost": "$/h", "gpus": "GPUs", "energy": "power"}
+
+
+class Columns:
+    """A table whose first column wraps and whose others are never cut: those that do not fit are left out, and
+    named.
+    """
+
+    def __init__(
+        self, first: str, labels: Sequence[str], columns: Mapping[str, Sequence[str]], dispensable: Sequence[str]
+    ) -> None:
+        self.first = first
+        self.labels = labels
+        self.columns = columns
+        self.dispensable = dispensable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        gap = 2 if options.max_width >= 100 else 1
+        width = {name: max(len(name), *map(len, cells)) for name, cells in self.columns.items()}
+        widest = max(len(self.first), *map(len, self.labels))
+        left_out = []
+        for name in self.dispensable:
+            if options.max_width - sum(w + gap for w in width.values()) >= min(widest, _LEAST_LABEL):
+                break
+            if width.pop(name, None) is not None:
+                left_out.append(name)
+        room = options.max_width - sum(w + gap for w in width.values())
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        table.add_column(self.first, width=max(min(widest, room), 4), overflow="fold")
+        for name in width:
+            table.add_column(name, justify="right", no_wrap=True, min_width=width[name])
+        for i, text in enumerate(self.labels):
+            add_row(table, text, *(self.columns[name][i] for name in width))
+        yield table
+        if left_out:
+            yield Text(f"{' and '.join(left_out)} left out for want of width; --json has all", style="dim")
+
+
+def serving_plan_view(
+    found: Answer, scaling: Sequence[tuple[str, Scaling]] = (), settings: Sequence[str] = ()
+) -> RenderableType:
+    """The whole of an answer. `scaling` has each option's replicas over time, by its name."""
+    inputs = float(found.load.rate @ found.load.input_tokens) / found.rate
+    outputs = float(found.load.rate @ found.load.output_tokens) / found.rate
+    skipped = sum(found.requests.skipped.values())
+    lines: list[RenderableType] = [
+        Text(f"serving llm:{found.config.name}", style="bold"),
+        Flow(
+            f"{format_count(found.config.parameters)} parameters",
+            f"{rate(found.rate)} requests/s",
+            f"{inputs:,.0f} tokens in, {outputs:,.0f} out on average",
+            f"{slo_text(found.slo)} for {found.attainment:.0%}" if found.slo.limits else "no latency limit",
+            *settings,
+        ),
+        Flow(
+            f"{count(len(found.requests), 'request')} in {count(len(found.load), 'size')}",
+            f"{count(skipped, 'row')} skipped ({_listed(found.requests.skipped)})" if skipped else None,
+            f"{count(found.tried, 'plan')} tried, {count(found.simulated, 'simulation')}"
+            + (f", {found.reused} results from the file" if found.reused else ""),
+            f"least {found.objective}",
+        ),
+        Text(""),
+        _units(found),
+        _total(found),
+    ]
+    if len(found.singles) > 1:
+        lines += [Text(""), Text("One GPU type alone", style="bold"), _singles(found)]
+    if len(found.front) > 1:
+        heading = "Pareto front of throughput against speed, without limits"
+        lines += [Text(""), Text(heading, style="bold"), _front(found.front)]
+    advised = [_memory(unit) for unit in found.units if unit.advice is not None]
+    if advised:
+        lines += [Text(""), Text("Memory", style="bold"), *advised]
+    for name, one in scaling:
+        lines += [Text(""), Text(f"Over time: {name}", style="bold"), scaling_view(one)]
+    lines += [Text(""), Text("Why", style="bold"), *(Text(line) for line in why(found))]
+    lines += [Text(""), Text(notes_of(found), style="dim")]
+    return Group(*lines)
+
+
+def _listed(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+
+
+def _units(found: Answer) -> Columns:
+    units = found.units
+    columns = {
+        "GPUs": [str(u.count * u.option.devices) for u in units],
+        "requests/s": [rate(u.requests_per_s) for u in units],
+        "full": [share(u.work / u.count) for u in units],
+        "batch": [f"{u.option.batch:,.0f}" for u in units],
+        "$/h": [UNKNOWN if u.option.usd_per_h is None else f"{u.count * u.option.usd_per_h:,.2f}" for u in units],
+        "$/M tokens": ["?" if u.option.usd_per_million is None else f"{u.option.usd_per_million:.3g}" for u in units],
+        "TTFT p99": [_time(u, "ttft_p99_s") for u in units],
+        "TPOT p99": [_time(u, "tpot_p99_s") for u in units],
+        "in SLO": ["–" if u.checked is None else share(u.checked["attainment"]) for u in units],
+    }
+    if found.objective == "energy":
+        columns["power"] = [_power(None if u.option.power_w is None else u.count * u.option.power_w) for u in units]
+    labels = [f"{u.count}x {u.option.name}" for u in units]
+    dispensable = ("batch", "GPUs", "$/M tokens", "full", "TPOT p99", "TTFT p99", "requests/s")
+    return Columns("units", labels, columns, dispensable)
+
+
+def _time(unit: Unit, name: str) -> str:
+    """What the simulator found; "–" where nothing was simulated."""
+    if unit.checked is None or unit.checked[name] is None or not np.isfinite(unit.checked[name]):
+        return "–"
+    return format_time(float(unit.checked[name]))
+
+
+def _power(watts: float | None) -> str:
+    return UNKNOWN if watts is None else format_power(watts)
+
+
+def _total(found: Answer) -> RenderableType:
+    usd, tokens = found.usd_per_h, found.load.tokens_per_s
+    return Flow(
+        Text(count(found.devices, "GPU"), style="bold"),
+        None if usd is None else f"{format_money(usd)} an hour",
+        None if usd is None else f"${usd / 3600 / tokens * 1e6:,.3g} for a million output tokens",
+        None if found.power_w is None else f"{format_power(found.power_w)} when full (GPUs only)",
+        "not simulated" if found.attained is None else f"{share(found.attained)} within the SLO when simulated",
+        None if found.mix.proven else "the solver ran out of time: a cheaper mix may exist",
+    )
+
+
+def _singles(found: Answer) -> RenderableType:
+    known = [one for one in found.singles if one.cost is not None]
+    lines: list[RenderableType] = []
+    if known:
+        columns = {
+            _HEADINGS[found.objective]: [amount(found.objective, one.cost or 0.0).split(" ")[0] for one in known],
+            "the mix saves": [share(max(0.0, 1 - found.value / (one.cost or 1.0))) for one in known],
+        }
+        labels = [f"{one.gpu}: " + ", ".join(f"{n}x {plan}" for plan, n in one.counts) for one in known]
+        lines.append(Columns("GPU type", labels, columns, ()))
+    lines += [Text(f"{one.gpu} does not: {one.reason}") for one in found.singles if one.cost is None]
+    return Group(*lines)
+
+
+def _front(points: Sequence[Point]) -> RenderableType:
+    shown = list(points)
+    if len(points) > _FRONT:
+        shown = [points[round(i * (len(points) - 1) / (_FRONT - 1))] for i in range(_FRONT)]
+    columns = {
+        "tokens/s/GPU": [rate(p.tokens_per_s_per_gpu) for p in shown],
+        "tokens/s/user": [rate(p.tokens_per_s_per_user) for p in shown],
+        "batch": [f"{p.batch:,.0f}" for p in shown],
+        "TTFT": [format_time(p.ttft_s) for p in shown],
+    }
+    table = Columns("plan", [f"{p.gpu} {label(p.plan)}" for p in shown], columns, ("TTFT", "batch"))
+    left = len(points) - len(shown)
+    return Group(table, Text(f"{left} more between these; --json has all", style="dim")) if left else table
+
+
+def _memory(unit: Unit) -> RenderableType:
+    a = unit.advice
+    assert a is not None
+    kept = share(a.rate / a.best_rate)
+    more = (f"; {a.replicas} replicas on one GPU then serve {a.gain:+.0%}" if a.replicas > 1
+            else "; a second replica beside it would add nothing" if a.fitting > 1
+            else "; a second replica does not fit beside it")  # fmt: skip
+    return Text(
+        f"{unit.option.gpu}: batch {a.batch:,} in {format_bytes(a.kv_bytes)} of KV cache keeps {kept} of the best"
+        f" throughput, {share(max(0.0, a.saved))} of the cache is free{more}."
+    )
+
+
+def scaling_view(found: Scaling) -> RenderableType:
+    """Replicas by hour, and what scaling saves."""
+    hours = found.hourly()
+    columns = {
+        "requests/s": [rate(h["requests_per_s"]) for h in hours],
+        "replicas": [str(h["most"]) if h["fewest"] == h["most"] else f"{h['fewest']}–{h['most']}" for h in hours],
+        "paid": [f"{h['replica_hours']:,.2f} h" for h in hours],
+        "cost": ["?" if h["cost_usd"] is None else f"${h['cost_usd']:,.2f}" for h in hours],
+    }
+    usd = found.usd_per_h
+    fixed = int(found.needed.max())
+    return Group(
+        Columns("hour", [str(h["hour"]) for h in hours], columns, ("paid",)),
+        Flow(
+            f"{found.replica_hours:,.1f} replica-hours",
+            None if usd is None else f"{format_money(usd * found.replica_hours)}",
+            f"{count(fixed, 'replica')} throughout: {found.fixed_hours:,.1f} replica-hours"
+            + ("" if usd is None else f", {format_money(usd * found.fixed_hours)}"),
+            f"{share(max(0.0, found.saved))} saved",
+            f"{share(found.beyond)} of the requests arrive beyond what serves" if found.beyond > 0 else None,
+        ),
+    )
+
+
+def _notes(found: Answer) -> Iterator[str]:
+    if found.attained is None:
+        yield "Rates are of a closed form of the mean iteration; nothing was simulated"
+    else:
+        yield "What each unit holds up is corrected by simulation, and the mix was simulated with the requests it gets"
+        if found.attained < found.attainment:
+            yield (f"after {found.rounds} rounds only {share(found.attained)} of the requests are within the SLO: take"
+                   " more, or loosen it")  # fmt: skip
+    yield "prices unknown" if found.usd_per_h is None else "prices are the catalogue's on-demand prices unless given"
+
+
+def notes_of(found: Answer) -> str:
+    """What holds for every figure."""
+    return "; ".join(_notes(found)) + "."

@@ -1,0 +1,233 @@
+"""``foretell plan serve``: what it shows, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from foretell.hardware import device
+from foretell.plan.serving.emit import read
+from foretell.report import schema
+from foretell.simulate.serving import CHOICES, ServingPlan
+
+Run = Callable[..., Any]
+#: Few plans of a small model, so that a run takes a second.
+PINS = ("--tp", "1", "--pp", "1", "--disaggregate", "0:0", "--max-batched-tokens", "2048", "--max-num-seqs", "64")
+ASKED = ("plan", "serve", "llm:opt-1.3b", "--gpus", "l4,a10g", "--rate", "20", "--isl", "256", "--osl", "64",
+         "--num-requests", "2000", "--slo", "ttft=500ms,tpot=40ms", *PINS)  # fmt: skip
+QUICK = (*ASKED, "--quick")
+
+
+def document(run: Run, *arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(schema("foretell.serving-plan/1")).validate(found)
+    return found
+
+
+def test_the_answer_at_80_columns(run: Run) -> None:
+    result = run(*QUICK)
+    assert result.exit_code == 0, result.output
+    expected = document(run, *QUICK)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    assert lines[0] == "serving llm:opt-1.3b"
+    text = " ".join(result.stdout.split())
+    assert "20 requests/s · 256 tokens in, 64 out on average" in text
+    assert "TTFT ≤ 500 ms and TPOT ≤ 40 ms for 90%" in text
+    for unit in expected["units"]:
+        assert f"{unit['count']}x {unit['gpu']} tp1" in text
+    assert f"${expected['usd_per_h']:.2f} an hour" in text
+    assert "not simulated" in text
+    assert "Why" in lines
+    for sentence in expected["why"]:
+        assert " ".join(sentence.split()) in text
+    # What does not fit into the width is named, and is there where it does.
+    wide = run(*QUICK, width=160).stdout
+    assert "left out for want of width" not in wide
+    assert "left out for want of width" in text
+    assert all(name in wide for name in ("$/M tokens", "batch", "full", "TPOT p99", "tokens/s/user"))
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 160])
+def test_numbers_are_never_cut(run: Run, width: int) -> None:
+    result = run(*QUICK, "--start-up", "1min", "--window", "30s", width=width)
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert "…" not in result.stdout
+
+
+def test_the_document_adds_up(run: Run) -> None:
+    found = document(run, *QUICK, "--start-up", "1min", "--window", "30s")
+    assert found["simulated"] == 0
+    assert found["attained"] is None
+    assert found["devices"] == sum(u["count"] * u["devices"] for u in found["units"])
+    assert found["usd_per_h"] == pytest.approx(sum(u["count"] * u["usd_per_h"] for u in found["units"]))
+    assert found["requests_per_s"] == pytest.approx(20.0)
+    assert sum(u["served_requests_per_s"] for u in found["units"]) == pytest.approx(20.0)
+    assert sum(b["requests_per_s"] for b in found["buckets"]) == pytest.approx(20.0)
+    for unit in found["units"]:
+        assert unit["work"] <= unit["count"] + 1e-6
+        assert unit["tpot_s"] <= 0.04
+        assert unit["ttft_s"] <= 0.5
+        assert sum(unit["parts"].values()) == pytest.approx(1.0)
+    best = min(one["value"] for one in found["singles"] if one["value"] is not None)
+    assert found["usd_per_h"] <= best + 1e-9
+    for one in found["scaling"]:
+        assert one["cost_usd"] <= one["fixed_cost_usd"]
+        assert sum(hour["replica_hours"] for hour in one["hours"]) == pytest.approx(one["replica_hours"])
+
+
+def test_the_schema_has_the_settings_of_the_code() -> None:
+    properties = schema("foretell.serving-plan/1")["properties"]
+    for part in ("units", "front"):
+        plan = properties[part]["items"]["properties"]["plan"]["properties"]
+        assert list(plan) == list(ServingPlan().to_dict())
+        for name, choices in CHOICES.items():
+            assert tuple(plan[name]["enum"]) == choices
+
+
+def test_the_simulator_is_in_the_loop(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "serving.sqlite"
+    asked = (*ASKED, "--gpus", "l4", "--out", path)
+    found = document(run, *asked)
+    assert found["simulated"] > 0
+    assert found["attained"] >= 0.9
+    for unit in found["units"]:
+        assert unit["simulated"]["attainment"] >= 0.9
+        assert unit["simulated"]["ttft_p50_s"] < 0.5
+    again = document(run, *asked)
+    assert (again["simulated"], again["reused"] > 0) == (0, True)
+    same = {"simulated": 0, "reused": 0}
+    assert {**again, **same} == {**found, **same}
+    shown = run(*asked)
+    assert "within the SLO when simulated" in shown.stdout
+    assert "results from the file" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_commands_are_the_plan(run: Run, name: str) -> None:
+    asked = (*QUICK, "--engine", name, "--gpus", "l4")
+    written = run(*asked, "--emit", name, "--model", "facebook/opt-1.3b")
+    assert written.exit_code == 0, written.output
+    plan, model = read(name, written.stdout)
+    assert model == "facebook/opt-1.3b"
+    (unit,) = document(run, *asked)["units"]
+    assert plan == ServingPlan(**{**unit["plan"], "replicas": unit["count"]})
+    assert "each on l4" in written.stdout
+
+
+def test_prices_decide(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('l4 = "100 USD/h"\na10g = 0.5\n')
+    found = document(run, *QUICK, "--prices", path)
+    assert {unit["gpu"] for unit in found["units"]} == {"a10g"}
+    assert found["usd_per_h"] == pytest.approx(0.5 * found["devices"])
+    other = tmp_path / "prices.json"
+    other.write_text('{"l4": 0.01, "NVIDIA A10G": 100}')
+    assert {unit["gpu"] for unit in document(run, *QUICK, "--prices", other)["units"]} == {"l4"}
+
+
+def test_as_many_as_there_are(run: Run) -> None:
+    found = document(run, *QUICK, "--gpus", "1*l4,a10g", "--rate", "60")
+    assert sum(unit["count"] for unit in found["units"] if unit["gpu"] == "l4") <= 1
+    result = run(*QUICK, "--gpus", "1*l4", "--rate", "500")
+    assert result.exit_code == 3
+    assert "more than the instances there are can serve" in result.output
+
+
+def test_a_trace_with_rows_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i * 0.1:.1f},{100 + i % 7},{20 + i % 5}" for i in range(300)] + ["30.0,100,0", "30.1,100,x"]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    result = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--quick", *PINS)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert re.search(r"300 requests in \d sizes?( ·)? 2 rows skipped", text)
+    found = document(run, "plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--quick", *PINS)
+    assert sum(found["skipped"].values()) == 2
+    assert found["requests_per_s"] == pytest.approx(10.0)
+
+
+def test_energy_and_gpus(run: Run) -> None:
+    energy = document(run, *QUICK, "--objective", "energy")
+    least = document(run, *QUICK, "--objective", "gpus")
+    assert energy["power_w"] <= least["power_w"] + 1e-6
+    assert least["devices"] <= energy["devices"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        (("--slo", "ttft=1us"), 3, "no GPU type serves opt-1.3b within TTFT"),
+        (("--slo", "speed=1s"), 2, "unknown latency to limit 'speed'"),
+        (("--slo", "ttft"), 2, "is no limit"),
+        (("--gpus", "l5"), 2, "l5"),
+        (("--gpus", "l4,l4"), 2, "is named twice"),
+        (("--gpus", ","), 2, "names no GPU type"),
+        (("--rate", "0"), 2, "is no rate"),
+        (("--attainment", "0"), 2, "no share of the requests"),
+        (("--objective", "speed"), 2, "unknown objective 'speed'"),
+        (("--engine", "tgi"), 2, "unknown engine 'tgi'"),
+        (("--emit", "trt"), 2, "unknown format to emit 'trt'"),
+        (("--emit", "vllm", "--json"), 2, "give one of them"),
+        (("--emit", "vllm", "--engine", "sglang"), 2, "give --engine vllm"),
+        (("--tp", "5"), 2, "cannot be divided by tp 5"),
+        (("--tp", "x"), 2, "'x' is no count"),
+        (("--disaggregate", "1"), 2, "is no pair of replicas"),
+        (("--disaggregate", "0:2"), 2, "is no pair of replicas"),
+        (("--weight-dtype", "fp7"), 2, "fp7"),
+        (("--arrivals", "often"), 2, "unknown arrival process"),
+        (("--isl", "many"), 2, "many"),
+        (("--trace", "/no/such/file.csv"), 2, "no such file"),
+        (("--prices", "/no/such/file.json"), 2, "no such file"),
+        (("--out", "/no/such/folder/x"), 2, "cannot be written"),
+        (("--start-up", "soon"), 2, "soon"),
+        (("--scaling", "never", "--start-up", "1min"), 2, "policy is 'never'"),
+    ],
+)
+def test_what_is_refused_is_said_in_a_line(
+    run: Run, failed: Callable[[Any], str], changed: tuple[str, ...], code: int, said: str
+) -> None:
+    result = run(*QUICK, *changed)
+    assert result.exit_code == code, result.output
+    assert said in failed(result)
+
+
+def test_what_is_missing_is_named(run: Run, failed: Callable[[Any], str]) -> None:
+    for arguments, said in (
+        (("plan", "serve", "llm:opt-1.3b", "--gpus", "l4"), "--trace or --rate: is needed"),
+        (("plan", "serve", "timm:resnet50", *QUICK[3:]), "is no parametric transformer"),
+        (("plan", "serve", "llm:opt-1.4b", *QUICK[3:]), "did you mean"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert said in failed(result)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("[]", "holds no prices"), ('{"l4": true}', "is no price"), ('{"l4": -1}', "is no price"), ('{"l5": 1}', "l5"),
+    ("{", "not JSON"), ('{"l4": "much"}', "much"),
+])  # fmt: skip
+def test_prices_that_are_none(run: Run, failed: Callable[[Any], str], tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text(text)
+    result = run(*QUICK, "--prices", path)
+    assert result.exit_code == 2
+    assert said in failed(result)
+
+
+def test_a_gpu_without_a_price_asks_for_one(run: Run, failed: Callable[[Any], str]) -> None:
+    assert device("rtx-3090").price_usd_per_h is None
+    result = run(*QUICK, "--gpus", "rtx-3090")
+    assert result.exit_code == 2
+    assert "no hourly price of rtx-3090 is known; give --prices" in failed(result)
+    assert run(*QUICK, "--gpus", "rtx-3090", "--objective", "gpus").exit_code == 0

@@ -1,0 +1,124 @@
+"""Steady states against what can be written down, and against a simulation request by request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretell.plan.serving.load import Load
+from foretell.plan.serving.steady import LIMITS, curve, most
+from foretell.simulate.serving import ServingPlan
+from foretell.simulate.serving.metrics import Slo
+
+
+def test_constant_iterations(fake: Any) -> None:
+    # Each iteration takes 10 ms whatever is in it: 64 sequences give 6,400 tokens/s, 128 requests/s of 50 tokens.
+    found = most(fake(), ServingPlan(max_num_seqs=64), Load.of(100, 50), Slo())
+    assert found.batch.tolist() == [64.0]
+    assert found.rate[0] == pytest.approx(128.0)
+    assert found.tpot_s[0] == pytest.approx(0.01)
+    assert LIMITS[found.limit[0]] == "max_num_seqs"
+
+
+def test_tpot_stops_the_batch(fake: Any) -> None:
+    # 10 ms and 1 ms for each sequence: 30 ms allow twenty.
+    found = most(fake(each=0.001), ServingPlan(max_num_seqs=256), Load.of(100, 50), Slo(tpot_s=0.0301))
+    assert found.batch.tolist() == [20.0]
+    assert found.rate[0] == pytest.approx(20 / (50 * 0.03))
+    assert LIMITS[found.limit[0]] == "tpot"
+
+
+def test_kv_stops_the_batch(fake: Any) -> None:
+    # A sequence of 100 + 50 tokens holds 125 on average; 2,500 tokens hold twenty.
+    found = most(fake(kv_capacity_tokens=2500), ServingPlan(), Load.of(100, 50), Slo())
+    assert found.batch.tolist() == [20.0]
+    assert LIMITS[found.limit[0]] == "kv"
+    none = most(fake(kv_capacity_tokens=149), ServingPlan(), Load.of(100, 50), Slo())
+    assert none.rate.tolist() == [0.0]
+    assert LIMITS[none.limit[0]] == "kv"
+
+
+def test_an_objective_that_nothing_meets(fake: Any) -> None:
+    found = most(fake(), ServingPlan(), Load.of(100, 50), Slo(tpot_s=0.009))
+    assert found.rate.tolist() == [0.0]
+    assert LIMITS[found.limit[0]] == "tpot"
+    found = most(fake(token=1e-3), ServingPlan(), Load.of([100, 1000], 50), Slo(ttft_s=0.5))
+    assert found.rate[0] > 0
+    assert found.rate[1] == 0
+    assert LIMITS[found.limit[1]] == "ttft"
+
+
+def test_an_end_to_end_limit_is_of_all_tokens(fake: Any) -> None:
+    # 50 tokens of 30 ms and the prompt's: 1.5 s and a little.
+    found = most(fake(each=0.001), ServingPlan(), Load.of(100, 50), Slo(e2e_s=1.55))
+    assert found.batch.tolist() == [20.0]
+    assert LIMITS[found.limit[0]] == "e2e"
+
+
+def test_prompts_take_their_part_of_an_iteration(fake: Any) -> None:
+    # A request in 50 iterations brings 100 prompt tokens: b sequences bring 2 b with each iteration, at 10 µs.
+    found, batches = curve(fake(token=1e-5), ServingPlan(), Load.of(100, 50), [1, 10, 100])
+    assert batches.tolist() == [1.0, 10.0, 100.0]
+    assert found.tpot_s[0] == pytest.approx(0.01 + 2 * batches * 1e-5)
+
+
+def test_a_prompt_longer_than_the_budget_goes_in_by_chunks(fake: Any) -> None:
+    plan = ServingPlan(max_num_batched_tokens=513, max_num_seqs=64)
+    found, _ = curve(fake(), plan, Load.of(2048, 1000), [1])
+    # Four chunks of 512 beside one sequence, half an iteration until the first, hardly a queue.
+    assert found.ttft_s[0, 0] == pytest.approx(0.01 * (4 + 0.5), rel=0.01)
+
+
+def test_ranks_and_stages_multiply(fake: Any) -> None:
+    one = most(fake(), ServingPlan(max_num_seqs=64), Load.of(100, 50), Slo())
+    dp = most(fake(), ServingPlan(max_num_seqs=64, dp=4, ep=4), Load.of(100, 50), Slo())
+    pp = most(fake(), ServingPlan(max_num_seqs=64, pp=2), Load.of(100, 50), Slo())
+    assert dp.rate[0] == pytest.approx(4 * one.rate[0])
+    assert pp.batch[0] == 32  # two batches share the places
+    assert pp.rate[0] == pytest.approx(one.rate[0])
+
+
+def test_prefill_and_decode_apart(fake: Any) -> None:
+    plan = ServingPlan(prefill_replicas=1, decode_replicas=1, replicas=2, max_num_seqs=64)
+    slow = fake(token=1e-4)
+    load = Load.of(1000, 100)
+    together = most(slow, ServingPlan(max_num_seqs=64), load, Slo())
+    apart = most(slow, plan, load, Slo())
+    assert apart.tpot_s[0] == pytest.approx(0.01)  # undisturbed by prompts, which take 0.11 s each
+    assert together.tpot_s[0] > 0.05
+    assert apart.rate[0] < 1 / 0.11  # no more than prompts go in
+    load = Load.of(1000, 1000)
+    strict = most(slow, plan, load, Slo(ttft_s=0.165))
+    # 0.11 s of its own leave half as long to wait: busy / 2 (1 - busy) = 1/2, so half busy.
+    assert strict.rate[0] == pytest.approx(0.5 / 0.11, rel=0.05)
+    link = most(slow, plan, load, Slo(ttft_s=0.165), link_bytes_per_s=1000 * 1000 / 0.05)
+    assert link.rate[0] < strict.rate[0]  # sending the cache takes 50 ms of it
+
+
+def simulated(base: float, token: float, b: int, inputs: int, outputs: int) -> float:
+    """Seconds between tokens of a server that always has `b` sequences: one request after another, in plain Python."""
+    left = [1 + (i * outputs) // b for i in range(b)]  # spread over their lives
+    time = tokens = 0.0
+    for _ in range(20 * outputs):
+        new = sum(1 for n in left if n == outputs)
+        time += base + token * new * inputs
+        tokens += b
+        left = [n - 1 if n > 1 else outputs for n in left]
+    return time * b / tokens
+
+
+@pytest.mark.parametrize("b", [1, 7, 50, 128])
+def test_the_mean_iteration_is_that_of_a_simulation(fake: Any, b: int) -> None:
+    found, _ = curve(fake(token=1e-4), ServingPlan(), Load.of(300, 60), [b])
+    assert found.tpot_s[0, 0] == pytest.approx(simulated(0.01, 1e-4, b, 300, 60), rel=0.01)
+
+
+def test_a_tighter_objective_never_serves_more(fake: Any) -> None:
+    load = Load.of([50, 500, 2000], [20, 200, 400])
+    slow = fake(each=1e-4, token=2e-5, kv_capacity_tokens=60_000)
+    for plan in (ServingPlan(), ServingPlan(chunked_prefill=False), ServingPlan(pp=2)):
+        limits = np.linspace(0.011, 0.1, 12)
+        rates = np.array([most(slow, plan, load, Slo(tpot_s=x, ttft_s=10 * x)).rate for x in limits])
+        assert (np.diff(rates, axis=0) >= -1e-9).all()
