@@ -64,8 +64,8 @@ def main() -> None:
     for replicas, router, count in cases:
         result, took = timed(ServingPlan(replicas=replicas, router=router), trace(count, given.rate * replicas))
         iterations, factor = int(result.runs.iterations.sum()), result.end_s / took
-        line = f"{replicas:>8} {router:13}{count:>10,}{iterations:>12,}{result.end_s:>10,.0f}s{took:>8,.1f}s  {factor:,.0f}x"
-        print(line, flush=True)
+        print(f"{replicas:>8} {router:13}{count:>10,}{iterations:>12,}", end="")
+        print(f"{result.end_s:>10,.0f}s{took:>8,.1f}s  {factor:,.0f}x", flush=True)
         if not result.served.all():
             failed.append(f"{int((~result.served).sum())} requests refused")
         if replicas == 1 and factor < REAL_TIME:
