@@ -8,8 +8,11 @@ import pytest
 from rich.console import Console
 
 from foretell.hardware import Cluster, cluster
+from foretell.plan.training.predicted import predict
 from foretell.plan.training.search import search
 from foretell.report.training import label, plan_card, ranking_view
+from foretell.report.training_step import step_card
+from foretell.report.training_step_html import step_page
 from foretell.simulate.training import TrainingPlan
 from foretell.simulate.training.memory import by_rank
 from foretell.simulate.training.step import step
@@ -82,6 +85,27 @@ def test_figures_are_not_cut(width: int) -> None:
     text = card(PLAN, cluster("16x dgx-h100"), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("2x 8x a100-sxm4-80gb over ib-hdr", True),
+        ("2x 8x a100-sxm4-80gb over 8x ib-hdr", False),
+        ("2x dgx-a100", False),
+        ("1x 8x a100-sxm4-80gb", False),
+    ],
+)
+def test_a_port_that_devices_share_is_said(name: str, said: bool) -> None:
+    on, config = cluster(name), llm.config("llama-2-7b")
+    one = predict(config, TrainingPlan(256, 4096, dp=on.device_count, zero=3), on)
+    found = search(config, on, global_batch=256, seq_len=4096, pinned={"tp": (1,), "cp": (1,), "pp": (1,)})
+    for view in (step_card(one), ranking_view(found)):
+        file = io.StringIO()
+        Console(file=file, width=80).print(view)
+        words = " ".join(file.getvalue().split())
+        assert ("8 devices of a machine share one port to the others: 'over 8x …'" in words) is said
+    assert ("share one port" in step_page(one, "foretell predict")) is said
 
 
 def test_what_is_not_known_is_said() -> None:

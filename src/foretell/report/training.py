@@ -25,7 +25,7 @@ from foretell.workload.llm.config import LLMConfig
 
 __all__ = [
     "columns_of", "degrees", "label", "money", "notes_of", "plan_card", "ranking_view", "run_text", "settings",
-    "uneven_view", "worth_showing",
+    "shared_ports", "uneven_view", "worth_showing",
 ]  # fmt: skip
 
 _FRONT = 10  # rows of the front that are shown
@@ -116,7 +116,17 @@ def notes_of(found: Ranking) -> str:
              for name, kind in kinds.items() if kind != "gpu"]  # fmt: skip
     if found.best[0].energy_j is not None:
         said.append("energy is of the devices, without hosts and network")
+    said += shared_ports(found.cluster)
     return "; ".join(said) + "."
+
+
+def shared_ports(cluster: Cluster) -> list[str]:
+    """A note where machines that are no model of the catalogue's were given one port for all their devices."""
+    network = cluster.network
+    count = max((node.count for _, node in cluster.groups if not node.nics), default=1)
+    if network is None or network.count > 1 or count == 1:
+        return []
+    return [f"{count} devices of a machine share one port to the others: 'over {count}x …' gives each its own"]
 
 
 def _against(mine: Candidate, best: Candidate, budget: float) -> str:

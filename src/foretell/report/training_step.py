@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from foretell.plan.training.predicted import PredictedStep
-from foretell.report.training import plan_card
+from foretell.report.training import plan_card, shared_ports
 from foretell.units import format_bytes, format_time
 
 __all__ = ["counted", "interval_text", "step_card"]
@@ -17,7 +17,7 @@ def step_card(found: PredictedStep) -> RenderableType:
     excess = (f"this plan cannot run: {format_bytes(missing)} too many on the fullest device",) if found.excess else ()
     return plan_card(
         found.config, found.plan, found.cluster, found.step, found.memory, tokens=found.tokens,
-        notes=(*excess, *found.notes),
+        notes=(*excess, *found.notes, *shared_ports(found.cluster)),
         interval=interval_text(found), counted=counted(found),
     )  # fmt: skip
 

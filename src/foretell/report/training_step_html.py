@@ -6,7 +6,7 @@ from foretell.plan.training.predicted import PredictedStep
 from foretell.plan.training.why import NAMES
 from foretell.report.html.page import Fact, Part, environment, versions
 from foretell.report.text import count, rate, share
-from foretell.report.training import degrees, money, settings
+from foretell.report.training import degrees, money, settings, shared_ports
 from foretell.report.training_step import counted, interval_text
 from foretell.simulate.training.memory import PARTS as MEMORY_PARTS
 from foretell.units import format_bytes, format_count, format_energy, format_money, format_time
@@ -47,7 +47,7 @@ def step_page(found: PredictedStep, command: str) -> str:
             for rank in range(len(memory))
         ],
         command=command,
-        notes=[interval_text(found), *found.notes],
+        notes=[interval_text(found), *found.notes, *shared_ports(found.cluster)],
         versions=versions(),
     )  # fmt: skip
 
