@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +137,8 @@ def service_card(found: Service) -> RenderableType:
     gap()
     add("Latency", latency_table(one.latency_s))
     if found.slo is not None and one.attainment is not None:
-        add("Objective", Text.assemble((share(one.attainment), "bold"), " of requests keep it"), Flow(*limits(found)))
+        kept = Text.assemble((kept_text(one.attainment), "bold"), " of requests keep it")
+        add("Objective", kept, Flow(*limits(found)))
     gap()
     add("Throughput", Flow(
         Text(f"{rate(one.output_tokens_per_s)} output tokens/s", style="bold"),
@@ -144,7 +146,7 @@ def service_card(found: Service) -> RenderableType:
         f"{rate(one.input_tokens_per_s)} input tokens/s", f"{rate(one.requests_per_s)} requests/s",
     ))  # fmt: skip
     add("Batch", Flow(
-        f"{rate(one.running)} running and {rate(one.waiting)} waiting on average", f"busy {share(one.busy)} of the time"
+        f"{one.running:,.1f} running and {one.waiting:,.1f} waiting on average", f"busy {share(one.busy)} of the time"
     ))
     grid = Table.grid(padding=(0, 2))
     add_row(grid, f"{share(one.kv_mean)} on average", Bar(one.kv_mean, 16), f"{share(one.kv_peak)} at most")
@@ -186,6 +188,15 @@ def time_text(seconds: float) -> str:
     if seconds != seconds:
         return "–"
     return format_time(seconds) if seconds < 59.95 else f"{seconds:,.0f} s"
+
+
+def kept_text(part: float) -> str:
+    """A share of requests that keep a limit, rounded down: 100 % are all of them.
+
+    >>> kept_text(1.0), kept_text(0.99996), kept_text(0.5)
+    ('100 %', '99.9 %', '50.0 %')
+    """
+    return "100 %" if part >= 1.0 else f"{math.floor(1000.0 * part) / 10.0:.1f} %"
 
 
 def _bars(shares: Mapping[str, float]) -> RenderableType:
@@ -244,7 +255,7 @@ def limits(found: Service) -> list[str]:
     """Each limit with the share of requests that keep it, and the goodput."""
     assert found.slo is not None
     one = found.metrics
-    kept = [f"{name.upper()} ≤ {format_time(limit)}: {share(one.attainment_by[name])}"
+    kept = [f"{name.upper()} ≤ {format_time(limit)}: {kept_text(one.attainment_by[name])}"
             for name, limit in found.slo.limits.items()]  # fmt: skip
     return [*kept, f"goodput {rate(one.goodput_per_s or 0.0)} requests/s"]
 

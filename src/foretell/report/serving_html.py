@@ -15,6 +15,7 @@ from foretell.report.serving import (
     cost_lines,
     degrees,
     energy_lines,
+    kept_text,
     kv_lines,
     left_out,
     limits,
@@ -146,7 +147,7 @@ def _facts(found: Service) -> list[Fact]:
              (f"{rate(one.output_tokens_per_s_per_device)} a GPU", f"{rate(one.requests_per_s)} requests/s")),
     ]  # fmt: skip
     if one.attainment is not None:
-        facts.append(Fact("Within objective", share(one.attainment), tuple(limits(found))))
+        facts.append(Fact("Within objective", kept_text(one.attainment), tuple(limits(found))))
     facts.append(Fact("KV cache", f"{share(one.kv_peak)} at most", (f"{share(one.kv_mean)} on average",)))
     price = one.usd_per_million_output_tokens
     facts.append(Fact("Million output tokens", UNKNOWN if price is None else format_money(price),
@@ -196,6 +197,10 @@ def time_ticks(seconds: float, most: int = 5) -> list[float]:
     return ticks(seconds, most) if not step else [step * i for i in range(int(seconds / step + 1e-9) + 1)]
 
 
+def _clock(seconds: float) -> str:
+    return format_time(seconds).removesuffix(" 0 s").removesuffix(" 0 min") if seconds else "0"
+
+
 def _cdfs(found: Service) -> Chart:
     """Shares of requests (of tokens, for ITL) up to a latency, on a logarithmic axis."""
     times = latencies(found.served)
@@ -223,7 +228,7 @@ def _cdfs(found: Service) -> Chart:
     decades = [float(d) for d in range(math.ceil(low), math.floor(high) + 1)]
     return Chart(
         "Latencies", "share of requests (ITL: of tokens) that take no longer",
-        [(float(_across(np.array(d), low, high)), format_time(10.0**d)) for d in decades],
+        [(float(_across(np.array(d), low, high)), time_text(10.0**d)) for d in decades],
         [(float(_upward(np.array(t), 100.0)), share(t / 100.0)) for t in (0.0, 25.0, 50.0, 75.0, 100.0)],
         "latency", drawn, marks,
     )  # fmt: skip
@@ -233,7 +238,7 @@ def _over_time(found: Service) -> list[Chart]:
     went = series(found.served, _POINTS)
     middle = (went.edge_s[:-1] + went.edge_s[1:]) / 2.0
     begin, end = float(went.edge_s[0]), float(went.edge_s[-1])
-    places = [(float(_across(np.array(begin + t), begin, end)), format_time(t) if t else "0")
+    places = [(float(_across(np.array(begin + t), begin, end)), _clock(t))
               for t in time_ticks(end - begin)]  # fmt: skip
 
     def chart(
@@ -280,6 +285,6 @@ def _gantt(found: Service) -> Gantt:
                 bars.append(Bar(left + scale * (since - begin), y, max(0.6, scale * (until - since)), row - 3.0, tone,
                                 f"request {index:,}: {phase} {format_time(until - since)}"))  # fmt: skip
     return Gantt(
-        bars, [(left + scale * t, format_time(t) if t else "0") for t in time_ticks(end - begin, 8)], len(chosen),
+        bars, [(left + scale * t, _clock(t)) for t in time_ticks(end - begin, 8)], len(chosen),
         row * len(chosen) + 34.0, width, left, rows,
     )  # fmt: skip

@@ -224,7 +224,7 @@ def test_rows_that_are_no_requests_are_counted_by_reason(tmp_path: Path) -> None
         "no input length, first at row 6": 1, "no time, first at row 7": 1, "no output length, first at row 8": 2,
         "an input of 0 tokens, first at row 10": 1,
     }  # fmt: skip
-    assert trace.about["order"] == "1 rows were earlier than the row before, first row 5: sorted"
+    assert trace.about["order"] == "1 row was earlier than the row before, first row 5: sorted"
     assert trace.arrival_s is not None
     assert trace.arrival_s.tolist() == [0.0, 0.5]
 

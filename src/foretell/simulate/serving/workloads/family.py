@@ -147,7 +147,8 @@ class Rows:
         order = np.argsort(arrival, kind="stable")
         row, count = self._unsorted
         if count:
-            about["order"] = f"{count:,} rows were earlier than the row before, first row {row:,}: sorted"
+            rows = "1 row was" if count == 1 else f"{count:,} rows were"
+            about["order"] = f"{rows} earlier than the row before, first row {row:,}: sorted"
         if self._cut:
             about["cut"] = f"the first {len(self):,} requests; the file has more"
         return Trace(

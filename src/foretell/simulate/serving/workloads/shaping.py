@@ -64,8 +64,10 @@ def relengthed(trace: Trace, lengths: Lengths, seed: int = 0) -> Trace:
     """A trace's times with other lengths; nothing is shared between its prompts."""
     asked, answered = lengths.draw(len(trace), np.random.default_rng(seed))
     nothing = np.zeros(len(trace), dtype=np.int64)
-    about = MappingProxyType({**trace.about, "lengths": lengths.about})
-    return replace(trace, input_tokens=asked, output_tokens=answered, prefix=nothing, prefix_tokens=nothing, about=about)
+    return replace(
+        trace, input_tokens=asked, output_tokens=answered, prefix=nothing, prefix_tokens=nothing,
+        about=MappingProxyType({**trace.about, "lengths": lengths.about}),
+    )  # fmt: skip
 
 
 def synthetic(
