@@ -195,3 +195,13 @@ def test_smaller_clusters() -> None:
         table, nodes = space.block(index)
         assert (table.devices == 8 * nodes).all()
     assert set(np.unique(space.degrees["nodes"])) == {3, 6}
+
+
+def test_a_prime_number_of_layers_leaves_the_last_rank_fewer() -> None:
+    """DeepSeek-V3's 61 layers were trained on 16 ranks (arXiv 2412.19437, section 3.2): 15 of 4 layers and one of 1."""
+    space = Space(llm.config("deepseek-v3"), cluster("16x dgx-h100"), TrainingPlan(512, 4096),
+                  {"pp": (16,), "tp": (1,), "micro_batch": (1,), "zero": (1,)})  # fmt: skip
+    tables = [space.block(i)[0] for i in range(space.blocks)]
+    last = {int(value) for table in tables for value in table["last_layers"]}
+    assert last == {1}
+    assert all(legal(space.config, table, space.cluster).all() for table in tables if len(table))

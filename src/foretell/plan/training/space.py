@@ -9,7 +9,6 @@ because it looks bad, but for these, which a pinned setting brings back:
   a rank;
 * full recomputation of all layers of a rank, or of a quarter, half and three quarters of them; selective recomputation
   where attention stores its probabilities (fused attention has nothing to gain from it);
-* ZeRO-2 where a step is one micro-batch: it scatters gradients after each, and `steps` counts that once;
 * what is better or the same whatever else is chosen is on: sequence parallelism where tokens divide, overlap of
   gradients, weights and activations between stages; CUDA graphs, which many models cannot use, are off.
 """
@@ -190,8 +189,6 @@ class Space:
         if "zero" not in self.pinned:
             made = _kept(made, (replicas > 1) | (made["zero"] == zero[0]))
             made = _kept(made, (made["pp"] == 1) | (made["zero"] < 2) | (framework == "fsdp2"))
-            once = base.global_batch == made["micro_batch"] * made["dp"]
-            made = _kept(made, (made["zero"] != 2) | once | (made["dp"] * made["cp"] == 1))
         made = self._shard(made)
         made = self._flags(made)
         # How sequences and tokens travel.
@@ -234,10 +231,14 @@ class Space:
         both = ~even & ((layers + 2) % parts == 0) & (made["pp"] > 2)
         loss = ~even & ~both & ((layers + 1) % parts == 0) & (made["pp"] > 1)
         short, last = (layers + 2) // made["pp"] - 1, (layers + 1) // made["pp"] - 1
+        # Else the last rank has what the others, with as many as it takes, leave: 61 layers on 16 ranks are 15 · 4 + 1.
+        left = layers - (made["pp"] - 1) * made["vp"] * -(-layers // parts)
+        fewer = ~even & ~both & ~loss & (made["pp"] > 1) & (left > 0) & (left % made["vp"] == 0)
+        fewer &= framework == "megatron"
         made["first_layers"] = np.where(both, short, 0)
-        made["last_layers"] = np.where(both, short, np.where(loss, last, 0))
+        made["last_layers"] = np.where(both, short, np.where(loss, last, np.where(fewer, left, 0)))
         if framework == "megatron" and fitted:
-            made = _kept(made, even | both | loss)
+            made = _kept(made, even | both | loss | fewer)
         return made
 
     def _recompute(self, made: dict[str, Ints]) -> dict[str, Ints]:
