@@ -267,3 +267,21 @@ def test_the_interval_holds_for_runs_predicted_from_one_other(source: str, least
                 inside.append(low <= other.step_s / made <= high)
     assert len(inside) > 30
     assert np.mean(inside) >= least
+
+
+def test_memory_out_of_all_proportion_is_refused() -> None:
+    config, plan, on = llm.config("gpt2-xl"), TrainingPlan(64, 2048, dp=8), cluster("1x dgx-h100")
+    with pytest.raises(InputError, match=r"run 1: 1 B of memory are .* times what is predicted"):
+        fit([MeasuredRun(config, plan, on, step_s=float(step(config, plan, on).time_s[0]), memory_bytes=1.0)])
+
+
+def test_equal_runs_are_predicted_once() -> None:
+    config, plan, on = llm.config("gpt2-xl"), TrainingPlan(64, 2048, dp=8), cluster("1x dgx-h100")
+    asked: list[TrainingPlan] = []
+
+    def predict(*key: object) -> StepTable:
+        asked.append(plan)
+        return step(config, plan, on)
+
+    assert fit([MeasuredRun(config, plan, on, step_s=1.0)] * 50, predict).compute > 0
+    assert len(asked) == 1

@@ -189,7 +189,9 @@ def fit(runs: Sequence[MeasuredRun], predict: Predict = step) -> Scale:
     """
     if not runs:
         raise InputError("holds no run", "measured runs", "give at least one")
-    tables = [predict(run.config, run.plan, run.cluster) for run in runs]
+    asked = [(run.config, run.plan, run.cluster) for run in runs]
+    distinct = {key: predict(*key) for key in dict.fromkeys(asked)}
+    tables = [distinct[key] for key in asked]
     shares = [_shares(table) for table in tables]
     compute = np.array([float(pair[0][0]) for pair in shares])
     exposed = np.array([float(pair[1][0]) for pair in shares])
@@ -229,10 +231,15 @@ def _factors(compute: Floats, exposed: Floats) -> tuple[float, float, bool]:
 
 def _memory(runs: Sequence[MeasuredRun]) -> float | None:
     found = []
-    for run in runs:
+    for index, run in enumerate(runs, 1):
         if run.memory_bytes is not None:
             table = memory(run.config, PlanTable.of([run.plan]), run.cluster.groups[0][1].device)
             found.append(run.memory_bytes / float(table.reserved_bytes[0]))
+            if not 1.0 / _ODD < found[-1] < _ODD:
+                raise InputError(
+                    f"{units.format_bytes(run.memory_bytes)} of memory are {found[-1]:.3g} times what is predicted",
+                    f"run {index}", "check its unit, plan and devices",
+                )  # fmt: skip
     return float(np.median(found)) if found else None
 
 
