@@ -14,6 +14,7 @@ from foretell.simulate.pipeline import simulate
 from foretell.simulate.training import PlanTable, TrainingPlan
 from foretell.simulate.training.step import PARTS, stage_times, step, steps
 from foretell.workload import llm
+from foretell.workload.llm.weights import layer_weights
 
 LLAMA = llm.config("llama-3-8b")
 NODE = cluster("1x dgx-h100")
@@ -166,3 +167,14 @@ def test_devices_without_multiprocessors_are_costed_by_their_roofs(name: str) ->
     one = step(LLAMA, TrainingPlan(8, 8192, tp=8, sequence_parallel=True), cluster(f"8x {name}"))
     busy = one.flops_per_device[0] / (one.compute_s[0] * one.peak_flops_per_s[0])
     assert 0.4 < busy < 1.0
+
+
+def test_experts_are_gathered_among_those_that_hold_the_same() -> None:
+    # 64 ranks 8 apart share a rank's experts, one in each machine: their gather goes through the machine's ports.
+    config, on = llm.config("mixtral-8x7b"), cluster("8x dgx-h100")
+    plan = TrainingPlan(512, 4096, dp=64, ep=8, zero=3, recompute="full")
+    expert = sum(w.elements for w in layer_weights(config, config.groups[0]) if w.kind == "experts") / 8
+    ports = 2 * expert * (1 - 1 / 8) / on.network.bandwidth_bytes_per_s  # type: ignore[union-attr, operator]
+    found = step(config, plan, on)
+    waits = float(found.dp_s[0] + found.hidden_s[0])
+    assert waits > plan.micro_batches * config.layers * 2 * ports  # forward and backward

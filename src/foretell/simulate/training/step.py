@@ -397,8 +397,14 @@ class _Steps:
         dense, expert = self._rank_elements(group)
         over, stride = t.shards, t["tp"]
         gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
-        gather = self.fabric.time_s("all_gather", 2.0 * (dense + expert), over, stride)
-        scatter = self.fabric.time_s("reduce_scatter", gradient * (dense + expert), over, stride)
+        # Experts are shared out among the ranks that hold the same ones.
+        same = np.maximum(1, t["tp"] * over // t["ep"])
+
+        def collective(kind: str, nbytes: float | Floats) -> Floats:
+            found = self.fabric.time_s(kind, nbytes * dense, over, stride)
+            return found + self.fabric.time_s(kind, nbytes * expert, same, t["ep"])
+
+        gather, scatter = collective("all_gather", 2.0), collective("reduce_scatter", gradient)
         copied = (2.0 + gradient) * (dense + expert) / (bandwidth(self.device) * self.c["stream_share"])
         return np.where(gathers, gather, 0.0), np.where(scatters, scatter, 0.0), np.where(scatters, copied, 0.0)
 
