@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import InputError, UnknownNameError
-from foretell.simulate.serving import Batch
+from foretell.simulate.serving import Batch, Requests, ServingPlan
 from foretell.simulate.serving.offload import (
     Hierarchy,
     Tier,
@@ -19,6 +19,7 @@ from foretell.simulate.serving.offload import (
     prefill_of,
     transfer_s,
 )
+from foretell.simulate.serving.simulator import serve
 
 CHUNK = 256
 
@@ -87,6 +88,26 @@ def test_pinned_prefixes_stay_and_cleared_ones_go() -> None:
     assert cache.lookup(1, 256, 5.0) == (0, 0.0)
     tier.clear()
     assert (len(tier), tier.used_bytes) == (0, 0.0)
+
+
+def test_pins_do_not_change_whose_turn_it_is() -> None:
+    tier = host(chunks=3)
+    cache = Hierarchy([tier], 1.0)
+    tier.pin(1)
+    for prefix in (1, 2, 3, 4):
+        cache.store(prefix, 256, float(prefix))
+    assert [(p, 0) in tier for p in (1, 2, 3, 4)] == [True, False, True, True]
+    tier.unpin(1)
+    cache.store(5, 256, 5.0)
+    assert [(p, 0) in tier for p in (1, 3, 4, 5)] == [False, True, True, True]
+
+
+def test_what_was_loaded_gives_way_from_its_end() -> None:
+    cache = Hierarchy([host(chunks=3)], 1.0)
+    cache.store(1, 768, 0.0)
+    cache.lookup(1, 768, 1.0)
+    cache.store(2, 256, 2.0)
+    assert cache.lookup(1, 768, 3.0)[0] == 512
 
 
 def test_a_slower_tier_is_asked_next_and_what_it_has_moves_up() -> None:
@@ -223,6 +244,19 @@ def test_the_beginning_that_is_near_is_loaded_and_the_rest_computed() -> None:
     assert got.ready_s == pytest.approx(1e-3 * 8 * CHUNK, rel=1e-3)
 
 
+@pytest.mark.parametrize(("rate", "loaded"), [(500.0, 0), (2000.0, 8 * CHUNK)])
+def test_all_or_nothing(rate: float, loaded: int) -> None:
+    """A token computes in a millisecond; in the first case it loads in two, and loading half would be best."""
+    remote = Tier("remote", 1e9, rate)
+    how = {"prefill_s": lambda cached, new: 1e-3 * new, "layers": 1000}
+    parts, whole = (Hierarchy([remote], 1.0, partial=partial, **how) for partial in (True, False))  # type: ignore[arg-type]
+    parts.store(1, 8 * CHUNK, 0.0)
+    assert whole.admit(1, 8 * CHUNK, 8 * CHUNK, 1e6).tokens == loaded
+    some = parts.admit(1, 8 * CHUNK, 8 * CHUNK, 2e6)
+    assert 0 < some.tokens < 8 * CHUNK
+    assert some.ready_s < some.compute_s
+
+
 def test_a_whole_prompt_that_is_found_still_computes_its_last_token() -> None:
     cache = Hierarchy([host()], 1.0, prefill_s=lambda cached, new: 1e-3 * new)
     cache.store(1, 512, 0.0)
@@ -259,11 +293,42 @@ def test_an_engine_gives_blocks_and_gets_them_back() -> None:
     tier.put((7, 0, 0))  # a preempted sequence's, not the prefix's
     assert [tier.has((7, place)) for place in range(4)] == [True, True, True, False]
     # By now host memory holds the last of the prefix and the sequence's; the first two come from the disk.
-    tier.now = 100.0
     assert tier.load_s(3) == pytest.approx(max(1.0, 2 * 10.0))
     assert tier.load_s(0) == 0.0
+    assert cache.hit_tokens == {"host": 16, "disk": 32}
     assert tier.has((7, 0, 0))
     assert not tier.has((8, 0, 0))
+
+
+class Costs:
+    """An engine that holds 560 tokens; a prompt token takes a millisecond, an iteration another."""
+
+    kv_capacity_tokens = 560
+    kv_bytes_per_token = 1.0
+
+    def time_s(self, batch: Batch) -> np.ndarray:
+        return 1e-3 + 1e-3 * batch.prefill_tokens
+
+
+def test_replicas_of_an_engine_find_what_another_computed() -> None:
+    """Two prefixes of 512 tokens take turns; the device holds one."""
+    prefix = np.array([1, 2, 1, 2, 1, 2])
+    requests = Requests.of(np.arange(6) * 10.0, 544, 2, prefix, 512)
+    plan = ServingPlan(prefix_cache=True)
+    alone = serve(Costs(), plan, requests)
+    assert alone.cached_tokens.tolist() == [0] * 6
+    tier = Hierarchy([Tier("host", 1e6, 512e3)], 1.0).engine_tier(plan.block_size)
+    kept = serve(Costs(), plan, requests, tier=tier)
+    assert kept.cached_tokens.tolist() == [0, 0, 512, 512, 512, 512]
+    ttft = kept.first_token_s - kept.arrival_s
+    assert ttft[:2] == pytest.approx(0.545)
+    assert ttft[2:] == pytest.approx(0.033 + 1e-3)  # 32 tokens computed, 512 loaded in a millisecond
+    # Another engine finds what it never computed.
+    shared = Hierarchy([Tier("host", 1e6, 512e3)], 1.0).engine_tier(plan.block_size)
+    first = serve(Costs(), plan, requests, tier=shared)
+    second = serve(Costs(), plan, Requests.of([0.0], 544, 2, 1, 512), tier=shared)
+    assert first.cached_tokens.tolist() == kept.cached_tokens.tolist()
+    assert second.cached_tokens.tolist() == [512]
 
 
 def test_bad_input_says_what() -> None:

@@ -40,6 +40,9 @@ class Hierarchy:
     A prefix is cut into chunks of `chunk_tokens`, a last part short of one is never kept. A chunk is useful only with
     all before it. ``write="through"`` writes a chunk to every tier at once (LMCache's way), ``"back"`` to the first,
     from which it moves down when it gives way. What a slower tier is found to have is copied to the faster ones.
+
+    With `prefill_s` nothing is loaded that is faster computed: the beginning of what is found that makes a prompt ready
+    first is loaded, or, without `partial`, all of it or nothing.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Hierarchy:
         chunk_tokens: int = CHUNK_TOKENS,
         write: str = "through",
         prefill_s: Prefill | None = None,
+        partial: bool = True,
     ) -> None:
         if not tiers:
             raise InputError("no tier", "offload", "give one at least")
@@ -68,6 +72,7 @@ class Hierarchy:
         self.chunk_tokens = chunk_tokens
         self.write = write
         self.prefill_s = prefill_s
+        self.partial = partial
         self.asked_tokens = 0
         self.hit_tokens = dict.fromkeys((tier.name for tier in tiers), 0)
 
@@ -110,7 +115,7 @@ class Hierarchy:
             new = np.maximum(float(input_tokens) - cached, 1.0)
             compute = np.asarray(self.prefill_s(float(input_tokens) - new, new), dtype=np.float64)
             ready = np.array([pipelined_s(a, b, self.layers) for a, b in zip(loads, compute, strict=True)])
-            best = int(np.argmin(ready))
+            best = int(np.argmin(ready)) if self.partial else int(ready[-1] < ready[0]) * len(found)
         else:
             ready, best = np.array(loads), len(found)
         self._take(prefix, found[:best], now)
@@ -137,12 +142,8 @@ class Hierarchy:
                 self.hit_tokens[tier.name] += count * self.chunk_tokens
         # From the last to the first, so that what is given up leaves a beginning.
         for place in range(len(found) - 1, -1, -1):
-            chunk, home = (prefix, place), found[place]
-            for tier in self.tiers:
-                if tier is home:
-                    tier.touch(chunk)
-                    break
-                self._put(chunk, self.tiers.index(tier), now)
+            for level in range(self.tiers.index(found[place]) + 1):
+                self._put((prefix, place), level, now)
 
     def store(self, prefix: int, tokens: int, now: float) -> int:
         """Keep the first `tokens` tokens of a prefix, in whole chunks; returns how many. The caller never waits."""
@@ -170,14 +171,16 @@ class Hierarchy:
 class EngineTier:
     """A hierarchy behind an engine's paged blocks: `put` what it evicts, `has` it, `load_s` of so many blocks.
 
-    Keys are (prefix, place) of a block and opaque ones of a preempted sequence; each block is a chunk of its own here,
-    as an engine's own offloading has it. `now` may be set by who drives it; writes are taken to be done by then.
+    Keys are (prefix, place) of a block and longer ones of a preempted sequence. Blocks are kept one by one, and loaded
+    in transfers of a chunk of them; with ``chunk_tokens`` of a block they go one by one, as engines' own offloading
+    moves them. An engine waits for what it loads, so its loads never queue behind each other; writes are taken to be
+    done before anything is asked for.
     """
 
     def __init__(self, hierarchy: Hierarchy, block_tokens: int) -> None:
         self.hierarchy = hierarchy
         self.block_bytes = block_tokens * hierarchy.bytes_per_token
-        self.now = 0.0
+        self.blocks_per_chunk = max(1, hierarchy.chunk_tokens // block_tokens)
         self._known: dict[tuple[int, ...], Chunk] = {}
         self._seen: list[Tier] = []
 
@@ -191,7 +194,7 @@ class EngineTier:
         waiting = [(self._chunk(key), 0)]
         while waiting:
             chunk, level = waiting.pop()
-            gone = tiers[level].put(chunk, self.block_bytes, self.now)
+            gone = tiers[level].put(chunk, self.block_bytes, 0.0)
             if level + 1 < len(tiers):
                 if self.hierarchy.write == "back":
                     waiting += [(other, level + 1) for other, _ in gone]
@@ -212,7 +215,10 @@ class EngineTier:
         """Seconds to load the blocks last found: each tier sends its own, side by side."""
         found = self._seen[-blocks:] if blocks else []
         self._seen.clear()
-        return max(
-            (tier.read(n, n * self.block_bytes, self.now) for tier in self.hierarchy.tiers if (n := found.count(tier))),
-            default=0.0,
-        )
+        slowest = 0.0
+        for tier in self.hierarchy.tiers:
+            if count := found.count(tier):
+                chunks = -(-count // self.blocks_per_chunk)
+                slowest = max(slowest, tier.send_s(chunks, count * self.block_bytes))
+                self.hierarchy.hit_tokens[tier.name] += round(count * self.block_bytes / self.hierarchy.bytes_per_token)
+        return slowest

@@ -119,13 +119,16 @@ class Tier:
         self.written_bytes += size
         return gone
 
-    def load_s(self, chunks: int, nbytes: float, now: float) -> float:
-        """Seconds until so many bytes in so many chunks are at the engine, were they asked for now."""
+    def send_s(self, chunks: int, nbytes: float) -> float:
+        """Seconds that so many bytes in so many chunks take from here to the engine, the link being free."""
         if not chunks:
             return 0.0
         each = nbytes / chunks / self.compression
-        one = transfer_s(each, self.read_bytes_per_s, self.latency_s, self.transfer_bytes)
-        return max(self._reads_until - now, 0.0) + chunks * one
+        return chunks * transfer_s(each, self.read_bytes_per_s, self.latency_s, self.transfer_bytes)
+
+    def load_s(self, chunks: int, nbytes: float, now: float) -> float:
+        """Seconds until they are at the engine, were they asked for now."""
+        return max(self._reads_until - now, 0.0) + self.send_s(chunks, nbytes) if chunks else 0.0
 
     def read(self, chunks: int, nbytes: float, now: float) -> float:
         """As `load_s`, and the link is taken for it."""
