@@ -97,6 +97,7 @@ def test_no_request_is_lost_or_served_twice(
 ) -> None:  # fmt: skip
     requests = poisson(40, rate, seed, outputs=150)
     split = split and scheduler != "static"
+    host = host or 40_000 * swap
     plan = ServingPlan(
         block_size=size, dp=dp, pp=pp, max_num_seqs=16, max_num_batched_tokens=512,
         router="least-loaded", prefix_cache=cache, preemption="swap" if swap else "recompute", host_kv_bytes=host,
@@ -279,6 +280,8 @@ def test_swapping_moves_blocks_over_the_link() -> None:
     assert result.end_s == pytest.approx(40 + 23 + swapped)
     with pytest.raises(InputError, match="host_link"):
         serve(Constant(64), plan, requests)
+    with pytest.raises(InputError, match="host_kv_bytes"):
+        serve(Constant(64), plan.replace(host_kv_bytes=0), requests, host_link=link)
 
 
 def test_a_prefix_is_computed_once_and_the_oldest_is_evicted() -> None:
@@ -327,6 +330,17 @@ def test_caches_move_between_prefill_and_decode() -> None:
         serve(Constant(), plan, requests)
     with pytest.raises(InputError, match="disaggregation needs both"):
         serve(Constant(), plan.replace(decode_replicas=0), requests, kv_link=Link(1.0))
+    with pytest.raises(InputError, match="static batches"):
+        serve(Constant(), plan.replace(engine="static"), requests, kv_link=Link(1.0))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_replicas_for_prompts_need_no_room_for_answers(engine: str) -> None:
+    plan = ServingPlan(engine=engine, replicas=2, prefill_replicas=1, decode_replicas=1)
+    roomy = Constant(1000)
+    result = serve(Constant(112), plan, Requests.of(0.0, [100, 110], 500), kv_link=Link(1e9), decode_iterations=roomy)
+    assert result.served.all()
+    assert result.kv_capacity_blocks == (7, 62)
 
 
 def test_a_prefix_aware_router_finds_the_cache() -> None:
@@ -362,6 +376,8 @@ def test_what_can_never_be_served_is_refused_with_the_reason() -> None:
     assert small.refusals == {"longer than the KV cache": 2}
     whole = serve(Constant(5000), ServingPlan(chunked_prefill=False, max_num_batched_tokens=400), requests)
     assert list(whole.refusals.values()) == [2]
+    huge = serve(Constant(), ServingPlan(), Requests.of(0.0, [2**62, 10], [2**62, 5]))
+    assert huge.refused.tolist() == [2, 0]
     everyone = serve(Constant(16), ServingPlan(), Requests.of(0.0, [40, 50], 1))
     assert not everyone.served.any()
     assert everyone.end_s == 0.0

@@ -79,8 +79,8 @@ def serve(
 
     A plan with ``prefill_replicas`` and ``decode_replicas`` runs prompts on the first and sends their caches over
     `kv_link` to the others, which may have `decode_iterations` and a `decode_plan` of their own. `host_link` leads to
-    host memory, for preemption by swap and for evicted blocks (``host_kv_bytes``); `tier` takes the place of that
-    memory for evicted blocks. `seed` is for routers that draw lots.
+    host memory of ``host_kv_bytes``, for preemption by swap or else for evicted blocks; `tier` takes its place for
+    these. `seed` is for routers that draw lots.
 
     A request that can never be served is refused, with the reason, and all others are served to their last token.
     Raises InfeasibleError where not one block fits, InputError where the plan and the arguments do not go together.
@@ -94,13 +94,15 @@ def serve(
     if not exact:
         iterations = _tabled(iterations)
         decode_iterations = None if decode_iterations is None else _tabled(decode_iterations)
+    if split and plan.engine == "static":
+        raise InputError("static batches end where they began", "serving plan", "disaggregate another engine")
     later_plan, later = decode_plan or plan, decode_iterations or iterations
     event_loop = _Simulation(plan, requests, kv_link if split else None, seed)
     policy = _scheduler(scheduler, plan)
     lag = overlaps(plan) if overlap is None else overlap
     route = ROUTERS.named(plan.router if router is None else router).run if not callable(router) else router
     for _ in range(plan.prefill_replicas if split else plan.replicas):
-        event_loop.add(iterations, plan, policy, lag, host_link, tier)
+        event_loop.add(iterations, plan, policy, lag, host_link, tier, hands_over=split)
     event_loop.route = route
     if split:
         event_loop.first_decoder = len(event_loop.replicas)
@@ -165,8 +167,9 @@ class _Simulation:
     # Building ------------------------------------------------------------------------------------------------------
 
     def add(
-        self, costs: Costs, plan: ServingPlan, schedule: Scheduler, lag: bool, link: Link | None, tier: Tier | None
-    ) -> None:
+        self, costs: Costs, plan: ServingPlan, schedule: Scheduler, lag: bool, link: Link | None, tier: Tier | None,
+        *, hands_over: bool = False,
+    ) -> None:  # fmt: skip
         """Add a replica. With a pipeline, `pp` batches of different sequences are on their way through it at a time."""
         if plan.max_num_seqs > plan.max_num_batched_tokens:
             what = f"max_num_seqs {plan.max_num_seqs} is above max_num_batched_tokens {plan.max_num_batched_tokens}"
@@ -179,6 +182,8 @@ class _Simulation:
         swaps = plan.preemption == "swap"
         if link is None and (swaps or (plan.host_kv_bytes and tier is None)):
             raise InputError("KV blocks move to host memory over no link", "serving plan", "give host_link")
+        if swaps and not plan.host_kv_bytes:
+            raise InputError("KV blocks are swapped to no memory", "serving plan", "give host_kv_bytes")
         host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
         plan = plan.replace(max_num_seqs=-(-plan.max_num_seqs // plan.pp))
         ranks = []
@@ -196,6 +201,7 @@ class _Simulation:
                     scheduled=self._note_scheduled,
                 )
             )
+            ranks[-1].hands_over = hands_over
         lanes = []
         for lane in range(plan.pp):
             first = lane * plan.dp
@@ -211,11 +217,12 @@ class _Simulation:
 
     def refuse(self, plan: ServingPlan, later: ServingPlan) -> None:
         """Mark the requests that can never be served. The last token of an answer is never cached."""
-        total = self.requests.input_tokens + self.requests.output_tokens
+        inputs = self.requests.input_tokens.astype(np.float64)
+        total = inputs + self.requests.output_tokens
         for at, (one, capacity) in enumerate(zip((plan, later), (self._capacity[0], self._capacity[-1]), strict=True)):
             if one.max_model_len:
                 self._refused[(self._refused == 0) & (total > one.max_model_len)] = 1
-            cached = total - 1 if at or not self.first_decoder else self.requests.input_tokens
+            cached = total - 1 if at or not self.first_decoder else inputs
             self._refused[(self._refused == 0) & (cached > capacity * one.block_size)] = 2
             if not one.chunked_prefill and one.engine != "static":
                 long = total - 1 > one.max_num_batched_tokens  # computed anew after a preemption, answer and all
@@ -352,7 +359,7 @@ class _Simulation:
             first_scheduled_s=self._scheduled,
             first_token_s=self._first,
             finished_s=self._finished,
-            input_tokens=self.requests.input_tokens.astype(np.int32),
+            input_tokens=self.requests.input_tokens,
             output_tokens=self._made,
             cached_tokens=self._cached,
             preemptions=self._preempted,

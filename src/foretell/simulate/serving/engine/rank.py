@@ -77,6 +77,8 @@ class Rank:
         #: Steps for which what was decided holds if nobody comes; `deaf`: also if somebody does.
         self.hold = FOREVER
         self.deaf = False
+        #: Its sequences are decoded elsewhere (disaggregated).
+        self.hands_over = False
         #: State of the policy.
         self.memory: dict[str, float] = {}
 
@@ -94,6 +96,10 @@ class Rank:
     def tokens(self, seq: Seq) -> int:
         """Tokens a sequence caches."""
         return seq.prompt + self.step - seq.joined if seq.joined >= 0 else seq.computed
+
+    def left(self, seq: Seq) -> int:
+        """Tokens a waiting sequence will still get here."""
+        return 1 if self.hands_over else seq.outputs - seq.made
 
     def growth(self, steps: int = 1) -> int:
         """New blocks that the decoding sequences need in the next `steps` steps."""

@@ -66,7 +66,6 @@ class Replica:
         #: When the last iteration began, and whether another follows at once.
         self._last_s = -1.0
         self._try = FEWEST
-        self._deaf = False
 
     @property
     def end_s(self) -> float:
@@ -91,7 +90,7 @@ class Replica:
         rank.inbox.append(seq)
         if not self.busy:
             return True
-        if self._steps == 1 or (self._deaf and rank.deaf):
+        if self._steps == 1 or rank.deaf:
             return False
         at = 1
         if now_s > self._start_s:
@@ -113,12 +112,10 @@ class Replica:
             self._last_s = -1.0
             return False
         self._start_s = now_s
-        steps, stall, self._deaf = self._try, 0.0, True
+        steps, stall = self._try, 0.0
         for rank in ranks:
             steps = rank.steps(steps)
             stall = max(stall, rank.stall_s)
-            if not rank.deaf:
-                self._deaf = False
             if rank.inbox and not rank.deaf:  # seen by the next iteration
                 steps = 1
         rows = [rank.row() for rank, works in zip(ranks, active, strict=True) if works]

@@ -108,7 +108,7 @@ class Served:
     first_scheduled_s: Floats
     first_token_s: Floats
     finished_s: Floats
-    input_tokens: Ints
+    input_tokens: npt.NDArray[np.int64]
     output_tokens: Ints
     cached_tokens: Ints
     preemptions: Ints

@@ -65,7 +65,7 @@ def _prompts(rank: Rank) -> None:
             return
         rank.prefill(part, chunk)
         budget -= chunk
-        room -= chunk + (min(part.outputs - part.made, CLIP) if part.computed == part.prompt else 0)
+        room -= chunk + (min(rank.left(part), CLIP) if part.computed == part.prompt else 0)
     while rank.waiting and budget > 0 and rank.partial is None and not rank.waiting[0].ready:
         rank.deaf = True
         if len(rank.running) >= rank.plan.max_num_seqs:
@@ -74,7 +74,7 @@ def _prompts(rank: Rank) -> None:
         if seq.outputs > CLIP:
             rank.memory["long"] = 1.0
         here, _, more = rank.blocks.found(seq)
-        wanted = seq.prompt - (here + more) * size + min(seq.outputs - seq.made, CLIP)
+        wanted = seq.prompt - (here + more) * size + min(rank.left(seq), CLIP)
         if wanted > room and rank.running:
             rank.hold = 1 if rank.memory.get("long") else _steps_until(rank, wanted)
             return

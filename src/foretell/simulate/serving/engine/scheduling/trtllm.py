@@ -11,7 +11,7 @@ SOURCE = "TensorRT-LLM 0.17-1.1, CapacitySchedulerPolicy and MicroBatchScheduler
 
 def full(rank: Rank, seq: Seq) -> int:
     """Blocks a sequence holds when it ends; its last token is never cached."""
-    return -(-(seq.inputs + seq.outputs - 1) // rank.size)
+    return -(-(seq.inputs + seq.made + rank.left(seq) - 1) // rank.size)
 
 
 @SCHEDULERS.add("trtllm", source=SOURCE)
