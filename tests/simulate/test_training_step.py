@@ -178,3 +178,9 @@ def test_experts_are_gathered_among_those_that_hold_the_same() -> None:
     found = step(config, plan, on)
     waits = float(found.dp_s[0] + found.hidden_s[0])
     assert waits > plan.micro_batches * config.layers * 2 * ports  # forward and backward
+
+
+def test_longer_sequences_take_longer_where_traffic_rules() -> None:
+    on = cluster("8x dgx-b200")
+    short, long = (TrainingPlan(512, tokens, tp=4, cp=8, dp=2, zero=3) for tokens in (4096, 8192))
+    assert step(LLAMA, long, on).time_s[0] > step(LLAMA, short, on).time_s[0]

@@ -247,7 +247,8 @@ class _Steps:
                 covered = np.minimum(traffic, compute)
                 issue = kernel_host * kernels[of] + collective_host * (exchange["count"][of] + sharded)
                 made["compute"][way, index] = compute
-                waits = np.maximum(0.0, issue - compute - comm["tp"] - comm["cp"] - comm["ep"])
+                busy = np.maximum(compute, traffic) + comm["tp"] + comm["cp"] + comm["ep"]
+                waits = np.maximum(0.0, issue - busy)
                 if group.moe:
                     # How many tokens each expert gets, the host must know before it goes on: it cannot run ahead.
                     waits = waits + np.where(t.flag("cuda_graph"), c["moe.graph_s"], c["moe.sync_s"])
