@@ -93,14 +93,15 @@ class Cache:
         job.blocks += self.take(max(more, 0))
         return True
 
-    def learn(self, job: Job, tokens: int, own: bool) -> None:
-        for place in range(tokens // self.size):
+    def learn(self, job: Job, since: int, tokens: int, own: bool) -> None:
+        """Make known the blocks that fill between these tokens, but for twins of known ones."""
+        for place in range(since // self.size, tokens // self.size):
             key, block = self.key(job, place), job.blocks[place]
             if self.on and block.key is None and key not in self.by_key and (own or len(key) == 2):
                 block.key, self.by_key[key] = key, block
 
     def free(self, job: Job, again: bool) -> None:
-        self.learn(job, job.computed, own=again)
+        self.learn(job, 0, job.computed, own=again)
         for block in reversed(job.blocks):
             block.holders -= 1
             if not block.holders:
@@ -146,7 +147,7 @@ def obvious(costs: Linear, plan: ServingPlan, requests: Requests, overlap: bool)
             else:
                 if new:
                     chunks.append((job, new))
-                    cache.learn(job, job.computed + new, own=False)
+                    cache.learn(job, job.computed, job.computed + new, own=False)
                 budget -= new
             at += 1
         while not lost and waiting and budget > 0 and len(running) < plan.max_num_seqs:
@@ -165,7 +166,7 @@ def obvious(costs: Linear, plan: ServingPlan, requests: Requests, overlap: bool)
                 block.holders += 1
             job.blocks, job.computed = list(found), start
             assert cache.extend(job, start + new)
-            cache.learn(job, start + new, own=False)
+            cache.learn(job, start, start + new, own=False)
             if job.scheduled is None:
                 job.scheduled, job.cached = now, start
             running.append(waiting.pop(0))
