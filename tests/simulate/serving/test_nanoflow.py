@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import InputError, UnknownNameError
-from foretell.simulate.serving import Batch
+from foretell.simulate.serving import Batch, Requests, ServingPlan
 from foretell.simulate.serving.nanoflow import (
     A100,
     PAPER,
@@ -27,6 +27,7 @@ from foretell.simulate.serving.nanoflow import (
     sequential_s,
 )
 from foretell.simulate.serving.nanoflow.schedule import durations, links, nanos, replay, run
+from foretell.simulate.serving.simulator import serve
 from foretell.workload import llm
 
 #: Kernels of two kinds that do not get in each other's way at all, but for the least share there is.
@@ -183,7 +184,8 @@ class Fake:
     """Iterations in proportion to tokens, with a fixed part of a fifth of 1,000 tokens."""
 
     config: llm.LLMConfig
-    kv_capacity_tokens: int = 12345
+    kv_capacity_tokens: int = 200_000
+    kv_bytes_per_token: float = 1.0
 
     def parts(self, batch: Batch) -> dict[str, np.ndarray]:
         rows = batch.tokens / 1000.0
@@ -200,6 +202,9 @@ class Fake:
 
     def power_w(self, batch: Batch) -> np.ndarray:
         return np.full(len(batch), 300.0)
+
+    def bound(self, batch: Batch) -> list[str]:
+        return ["compute"] * len(batch)
 
 
 BASE = Fake(llm.config("llama-2-70b"))
@@ -254,9 +259,18 @@ def test_other_batches_never_take_longer_than_without(engine: NanoFlow) -> None:
 def test_energy_stays_and_the_rest_is_the_engines_own(engine: NanoFlow) -> None:
     joules = engine.power_w(DENSE) * engine.time_s(DENSE)
     assert joules == pytest.approx(300.0 * BASE.time_s(DENSE))
-    assert engine.kv_capacity_tokens == 12345
+    assert (engine.kv_capacity_tokens, engine.kv_bytes_per_token) == (200_000, 1.0)
+    assert engine.bound(DENSE) == ["compute"]
     with pytest.raises(AttributeError):
         _ = engine.no_such_thing
+
+
+def test_an_engine_that_is_simulated_with_them_serves_more(engine: NanoFlow) -> None:
+    requests = Requests.of(np.zeros(60), 512, 64)
+    plan = ServingPlan(max_num_batched_tokens=2048)
+    new, old = (serve(costs, plan, requests, offline=True) for costs in (engine, BASE))
+    assert (new.output_tokens == 64).all()
+    assert new.end_s < 0.99 * old.end_s
 
 
 def test_host_shows_where_it_is_not_formed_ahead() -> None:

@@ -240,7 +240,5 @@ CLAIMS = (
         run=_remote,
         note="Section 9 reports 22 to 32 % at one deployment. Section 8.7 has loading win on a B200 from 256,000 tokens"
         " on at 32 Gb/s, and at every length at 64 and 128 Gb/s, for a model we do not know; the details have ours.",
-        cheap=True,
-        tolerance=0.15,
     ),
 )

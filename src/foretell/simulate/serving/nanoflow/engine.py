@@ -34,6 +34,16 @@ class Base(Protocol):
         """The model."""
         ...
 
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Cached tokens that one rank holds."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes a cached token takes on one device."""
+        ...
+
     def parts(self, batch: Batch, /) -> Mapping[str, Floats]:
         """Seconds by part."""
         ...
@@ -44,6 +54,10 @@ class Base(Protocol):
 
     def power_w(self, batch: Batch, /) -> Floats:
         """Mean watts of one device."""
+        ...
+
+    def bound(self, batch: Batch, /) -> Sequence[str]:
+        """What limits each iteration."""
         ...
 
 
@@ -167,6 +181,20 @@ class NanoFlow:
             schedule = run(parts, seconds, layers)
             made.append((schedule, links(parts, schedule)))
         return NanoFlow(base, found, sharing, asynchronous, parts, made[0], made[1])
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Cached tokens that one rank holds: nano-batches share the same cache."""
+        return self.base.kv_capacity_tokens
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes a cached token takes on one device."""
+        return self.base.kv_bytes_per_token
+
+    def bound(self, batch: Batch) -> Sequence[str]:
+        """What the operations wait for, overlapped or not."""
+        return self.base.bound(batch)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
