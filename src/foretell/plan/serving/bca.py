@@ -3,8 +3,9 @@
 Throughput of decoding flattens with the batch, as attention reads more cache for each sequence that joins. The advisor
 (BCA) takes the smallest batch within a share of the best throughput under a limit on the time between tokens, caps the
 KV cache to what it holds, and puts more replicas beside the first on the same GPU. Replicas on one GPU share its
-bandwidth and arithmetic, but not their hosts: while one waits for its host, another computes. So together they end an
-iteration each in the longer of a replica's own iteration and the device time of all.
+bandwidth and arithmetic, but not their hosts: while one waits for its host, another computes. They are customers of a
+closed network with one queue, the device, and a delay, the host; its mean value analysis (Reiser and Lavenberg, Journal
+of the ACM, 1980) says how long an iteration of each then takes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from foretell.plan.serving.steady import Iterations, curve
 from foretell.simulate.serving import Batch, ServingPlan
 from foretell.units import format_time
 
-__all__ = ["Advice", "advise", "knee"]
+__all__ = ["Advice", "advise", "knee", "together_s"]
 
 Floats = npt.NDArray[np.float64]
 
 LOSS = 0.05  # share of the best throughput that may be given up
+_WORTH = 0.05  # what a further replica must add
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,22 @@ def knee(batch: npt.ArrayLike, rate: npt.ArrayLike, tpot_s: npt.ArrayLike, loss:
     return int(rows[np.argmin(b[rows])])
 
 
+def together_s(host_s: float, device_s: float, count: int) -> float:
+    """Seconds of an iteration of each of `count` replicas on one device, each `device_s` on it and `host_s` off it.
+
+    >>> together_s(0.006, 0.008, 1)
+    0.014
+    >>> round(1e3 * together_s(0.0, 0.008, 4), 6)  # with no host to wait for, they only share
+    32.0
+    """
+    waiting = 0.0  # replicas at the device, as one that comes finds them
+    seconds = device_s
+    for number in range(1, count + 1):
+        seconds = device_s * (1.0 + waiting)
+        waiting = number * seconds / (host_s + seconds)
+    return host_s + seconds
+
+
 def advise(
     iterations: Iterations,
     plan: ServingPlan,
@@ -117,13 +135,14 @@ def advise(
     if host_s is not None:
         waits = float(host_s(_mean_step(load, float(b[at])))[0])
     rate, step = float(rates[at]), float(times[at])
-    busy = max(step - waits, 1e-12)
+    busy = max(step - waits, 0.0)
     best, together = 1, (rate, step)
     for count in range(2, min(fitting, most_replicas) + 1):
-        all_s = max(step, count * busy)
+        all_s = together_s(waits, busy, count)
         found = count * rate * step / all_s
-        if all_s <= tpot_s and found > together[0] * (1.0 + 1e-6):
-            best, together = count, (found, all_s)
+        if all_s > tpot_s or found < together[0] * (1.0 + _WORTH):
+            break
+        best, together = count, (found, all_s)
     return Advice(
         int(b[at]), int(b[last]), rate, float(rates[last]), float(rates[times <= tpot_s].max()), step,
         float(times[last]), kv, budget, fitting, best, *together,
