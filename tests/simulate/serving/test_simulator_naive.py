@@ -112,7 +112,7 @@ class Cache:
         job.blocks = []
 
 
-def obvious(costs: Linear, plan: ServingPlan, requests: Requests, overlap: bool) -> list[Job]:
+def obvious(costs: Linear, plan: ServingPlan, requests: Requests, overlap: bool, whole: bool) -> list[Job]:
     columns = (requests.arrival_s, requests.input_tokens, requests.output_tokens, requests.prefix)
     rows = zip(*(column.tolist() for column in (*columns, requests.prefix_tokens)), strict=True)
     jobs = [Job(i, *row) for i, row in enumerate(rows)]
@@ -158,6 +158,8 @@ def obvious(costs: Linear, plan: ServingPlan, requests: Requests, overlap: bool)
             if new < job.known - start and not plan.chunked_prefill:
                 break
             idle = sum(block.holders == 0 for block in found)
+            if whole and -(-job.known // plan.block_size) - len(found) + idle > len(cache.queue):
+                break
             if -(-(start + new) // plan.block_size) - len(found) + idle > len(cache.queue):
                 break
             for block in found:
@@ -228,11 +230,14 @@ def workloads(draw: st.DrawFn) -> Requests:
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_equals_the_obvious_simulator(
-    requests: Requests, size: int, capacity: int, budget: int, seqs: int, cache: bool, overlap: bool, chunked: bool
-) -> None:
+    requests: Requests, size: int, capacity: int, budget: int, seqs: int, cache: bool, overlap: bool, chunked: bool,
+    whole: bool,
+) -> None:  # fmt: skip
     plan = ServingPlan(
+        version="0.19.0" if whole else "0.18.1",
         block_size=size,
         max_num_batched_tokens=budget if chunked else 512,
         max_num_seqs=seqs,
@@ -246,7 +251,7 @@ def test_equals_the_obvious_simulator(
     if not len(kept):
         return
     rest = Requests.of(*(getattr(requests, name)[kept] for name in columns))
-    jobs = obvious(costs, plan, rest, overlap)
+    jobs = obvious(costs, plan, rest, overlap, whole)
     assert [job.scheduled for job in jobs] == result.first_scheduled_s[kept].tolist()
     assert [job.first for job in jobs] == result.first_token_s[kept].tolist()
     assert [job.finished for job in jobs] == result.finished_s[kept].tolist()

@@ -23,6 +23,7 @@ from foretell.simulate.serving.engine.router import ROUTERS, Router, Routing
 from foretell.simulate.serving.engine.sequence import Seq
 from foretell.simulate.serving.engine.served import Runs, RunsWriter, Served
 from foretell.simulate.serving.engine.tabled import Tabled
+from foretell.simulate.serving.engine.version import since
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.simulate.serving.requests import Requests
 
@@ -46,10 +47,7 @@ def overlaps(plan: ServingPlan) -> bool:
     """
     if plan.engine == "static":
         return False
-    if plan.engine != "vllm" or not plan.version:
-        return True
-    parts = [int(part) for part in plan.version.lstrip("v").split(".")[:2] if part.isdigit()]
-    return tuple(parts) >= _VLLM_OVERLAPS
+    return plan.engine != "vllm" or since(plan.version, _VLLM_OVERLAPS)
 
 
 def serve(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from foretell.simulate.serving.engine.rank import SCHEDULERS, Rank
+from foretell.simulate.serving.engine.version import since
 
 SOURCE = "vLLM 0.8-0.20, vllm/v1/core/sched/scheduler.py"
+#: From when on a prompt comes in only if blocks for all of it are free, not just for its first chunk: vLLM's pull
+#: request 37307 of March 2026 (scheduler_reserve_full_isl, on by default).
+WHOLE_PROMPTS = (0, 19)
 
 
 def make_room(rank: Rank) -> bool:
@@ -51,4 +55,4 @@ def mixed(rank: Rank, *, reserve: bool) -> None:
 @SCHEDULERS.add("vllm", source=SOURCE)
 def vllm(rank: Rank) -> None:
     """Continuous batching with a token budget and chunked prompts; the last admitted is preempted."""
-    mixed(rank, reserve=False)
+    mixed(rank, reserve=since(rank.plan.version, WHOLE_PROMPTS))
