@@ -9,9 +9,9 @@ profile and once from the data sheet) and ``budgets`` (memory for the KV cache).
 95th percentile and largest of the absolute ones, and the median signed one.
 
 Loads are predicted in closed form (`foretell.accuracy.serving.steady`); with ``--simulate`` those of a closed loop by
-the simulator, three times as many requests as are under way, whose lengths are drawn from 80 to 100 % of the stated
-ones. ``--rows`` lists every row, worst first. ``--constants`` takes other constants of serving than those that ship,
-and ``--leave-gpu`` judges them, fitted without that GPU, on its rows. Ends with 1 where a bar is missed.
+the simulator, three times as many requests as are under way. ``--rows`` lists every row, worst first. ``--constants``
+takes other constants of serving than those that ship, and ``--leave-gpu`` judges them, fitted without that GPU, on its
+rows. Ends with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from foretell.simulate.serving import Requests
 from foretell.simulate.serving.iteration import Constants, Iterations, constants
 from foretell.simulate.serving.simulator import Costs, Tabled, serve
 
-#: Requests of a simulated closed loop, as a multiple of those under way, and the shortest of them against the stated.
-ROUNDS, SHORTEST = 3, 0.8
+#: Requests of a simulated closed loop, as a multiple of those under way.
+ROUNDS = 3
 
 
 def line(name: str, error: np.ndarray) -> str:
@@ -58,9 +58,11 @@ def simulated(row: Row, iterations: Iterations, guess: Steady) -> Steady:
     """The load of a closed loop by the simulator."""
     rng = np.random.default_rng(0)
     count = max(16, int(ROUNDS * row.amount))
-    lengths = [rng.integers(int(SHORTEST * n), int(n) + 1, count) for n in (row.isl, row.osl)]
-    requests = Requests.of(np.zeros(count), *(np.maximum(n, 1) for n in lengths))
-    served = serve(Tabled(iterations), row.plan, requests, concurrency=int(row.amount))
+    lengths = [rng.integers(int(row.shortest * n), int(n) + 1, count) for n in (row.isl, row.osl)]
+    plan, cached = row.plan.replace(prefix_cache=row.cached_isl > 0), np.int64(row.cached_isl)
+    prompts, answers = (np.maximum(n, 1) for n in lengths)
+    requests = Requests.of(np.zeros(count), prompts, answers, 1, np.minimum(cached, prompts - 1))
+    served = serve(Tabled(iterations), plan, requests, concurrency=int(row.amount))
     answered = served.output_tokens > 1
     decode = (served.finished_s - served.first_token_s)[answered] / (served.output_tokens[answered] - 1)
     return dataclasses.replace(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.accuracy.serving import SOURCES, Row, left_out, rows
+from foretell.accuracy.serving import SOURCES, Row, left_out, rows, silicon_sample
 from foretell.accuracy.serving.models import model
 from foretell.accuracy.slices import data_folder
 from foretell.errors import InputError, UnknownNameError
@@ -85,6 +85,26 @@ def test_silicon_sample_agrees_with_its_ids() -> None:
         assert f"_ep{row.plan.ep}" in row.label
         assert row.per_rank == row.amount / row.plan.dp
     assert checked == 502
+
+
+def test_silicon_sample_lengths_are_drawn_where_inferencemax_draws_them() -> None:
+    """Its three pairs of lengths, and no other table's run has its dates."""
+    drawn = [row for row in read("silicon-sample") if row.shortest < 1]
+    assert {(row.isl, row.osl) for row in drawn} == {(1024, 1024), (1024, 8192), (8192, 1024)}
+    assert len(drawn) == 565
+    assert {row.shortest for row in drawn} == {0.8}
+    assert drawn[0].mean_osl == pytest.approx(0.9 * drawn[0].osl)
+    assert drawn[0].context == pytest.approx(0.9 * (drawn[0].isl + drawn[0].osl / 2))
+
+
+def test_silicon_sample_prompts_come_from_the_cache_where_nothing_else_explains_them() -> None:
+    found = read("silicon-sample")
+    cached = [row for row in found if row.cached_isl]
+    assert {row.family for row in cached} == {"Llama-3.1-8B-Instruct-FP8"}
+    assert len(cached) == 21
+    assert max(map(silicon_sample.peak_share, cached)) == pytest.approx(0.83, abs=0.01)
+    assert max(silicon_sample.peak_share(row) for row in found if not row.cached_isl) < 0.45
+    assert {row.isl - row.cached_isl for row in cached} == {16.0}
 
 
 def test_silicon_sample_tokens_take_at_least_the_weights() -> None:

@@ -86,6 +86,11 @@ def test_a_closed_loop_is_what_the_simulator_makes_of_it() -> None:
         assert one.tokens_per_s == pytest.approx(rate, rel=0.06)
 
 
+def test_cached_prompts_cost_their_last_block() -> None:
+    one = steady(row("batch", 11.0, itl_s=1.0, cached_isl=900.0), Fixed())
+    assert one.prompt_s == pytest.approx(2 * MS, rel=1e-3)
+
+
 def test_the_cache_limits_what_runs() -> None:
     one = steady(row(amount=64.0), Fixed(kv_capacity_tokens=10_505))  # ten times 1,000 and half of 101 tokens
     assert one.running == pytest.approx(10.0)

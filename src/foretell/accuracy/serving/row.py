@@ -32,7 +32,9 @@ class Row:
     """What somebody measured: model, how it was served, on what, under which load, and the figures, 0 where not stated.
 
     `load` is one of `LOADS` and `amount` how much of it, of all ranks together. `isl` and `osl` are prompt and output
-    tokens of a request, `context` the cached tokens of a decoding sequence on average (0: a prompt and half an answer).
+    tokens of a request, the longest where lengths are drawn evenly from `shortest` of them up, `cached_isl` what of a
+    prompt an earlier one has left in the cache, and `context` the cached tokens of a decoding sequence on average (0: a
+    prompt and half an answer).
     `tpot_s` is the time of an output token after the first (mean of
     requests), `itl_s` the median gap between tokens, `tokens_per_s` output tokens of all devices together, `power_w`
     that of all devices.
@@ -51,6 +53,8 @@ class Row:
     isl: float
     osl: float
     family: str
+    shortest: float = 1.0
+    cached_isl: float = 0.0
     context: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
@@ -64,9 +68,19 @@ class Row:
         if self.load not in LOADS:
             raise ValueError(f"load is {self.load!r}, not one of {LOADS}")
         if not self.context:
-            object.__setattr__(self, "context", self.isl + self.osl / 2.0)
+            object.__setattr__(self, "context", self.mean_isl + self.mean_osl / 2.0)
         if self.plan.devices != self.cluster.device_count:
             raise ValueError(f"{self.label}: {self.plan.devices} devices planned, {self.cluster.device_count} there")
+
+    @property
+    def mean_isl(self) -> float:
+        """Prompt tokens of a request on average."""
+        return self.isl * (1.0 + self.shortest) / 2.0
+
+    @property
+    def mean_osl(self) -> float:
+        """Output tokens of a request on average."""
+        return self.osl * (1.0 + self.shortest) / 2.0
 
     @property
     def gpu(self) -> str:

@@ -81,7 +81,7 @@ def steady(row: Row, iterations: Costs) -> Steady:
         running = row.per_rank
         decode = _decode(row, iterations, running)
         prompt = _prompt(row, iterations, running)
-        tpot = decode + (_others(running) * prompt / max(row.osl - 1.0, 1.0) if row.itl_s else 0.0)
+        tpot = decode + (_others(running) * prompt / max(row.mean_osl - 1.0, 1.0) if row.itl_s else 0.0)
         alone = _prompt(row, iterations, 0.0, together=running)
         return _made(row, iterations, alone, tpot, decode, running, prompt)
     requests = min(row.per_rank, float(row.plan.max_num_seqs))
@@ -89,10 +89,10 @@ def steady(row: Row, iterations: Costs) -> Steady:
     for _ in range(40):
         decode = _decode(row, iterations, running)
         prompt = _prompt(row, iterations, running)
-        tpot = decode + _others(running) * prompt / max(row.osl - 1.0, 1.0)
-        busy = min(1.0, running * prompt / (tpot * max(row.osl - 1.0, 1.0)))
+        tpot = decode + _others(running) * prompt / max(row.mean_osl - 1.0, 1.0)
+        busy = min(1.0, running * prompt / (tpot * max(row.mean_osl - 1.0, 1.0)))
         ttft = (decode + prompt) * (1.0 + busy / 2.0)
-        answer = (row.osl - 1.0) * tpot
+        answer = (row.mean_osl - 1.0) * tpot
         settled = min(requests * answer / (ttft + answer) if answer else requests, capacity)
         if abs(settled - running) < 1e-3 * running:
             break
@@ -132,7 +132,7 @@ def _made(
     power = 0.0
     if row.power_w:
         watts = iterations.power_w(_mixed(row, running))
-        length = max(row.osl - 1.0, 1.0)
+        length = max(row.mean_osl - 1.0, 1.0)
         share = min(1.0, running * prompt / (running * prompt + decode * length))
         power = float(watts[0] * (1.0 - share) + watts[1] * share) * row.gpus
     return Steady(ttft, tpot, decode, ranks * running / tpot, power, running, decode, prompt)
@@ -159,9 +159,9 @@ def _chunks(row: Row, running: float) -> tuple[Floats, Floats]:
     if row.plan.chunked_prefill:
         budget = max(row.plan.block_size, budget - int(_lanes(row, running)))
     else:
-        budget = max(budget, int(row.isl))
-    starts = np.arange(0.0, row.isl, float(budget))
-    return np.minimum(row.isl - starts, float(budget)), starts
+        budget = max(budget, int(row.mean_isl))
+    starts = np.arange(min(row.cached_isl, row.mean_isl - 1.0), row.mean_isl, float(budget))
+    return np.minimum(row.mean_isl - starts, float(budget)), starts
 
 
 def _prompt(row: Row, iterations: Costs, running: float, together: float = 1.0) -> float:
@@ -213,14 +213,14 @@ def _waves(row: Row, iterations: Costs) -> Steady:
     try:
         tokens = float(iterations.kv_capacity_tokens)
     except ForetellError:
-        tokens = row.isl + row.osl
-    most = max(1.0, min(float(row.plan.max_num_seqs), np.floor(tokens / (row.isl + row.osl)), total))
+        tokens = row.mean_isl + row.mean_osl
+    most = max(1.0, min(float(row.plan.max_num_seqs), np.floor(tokens / (row.mean_isl + row.mean_osl)), total))
     prompt = _prompt(row, iterations, most)
     decode = _decode(row, iterations, most)
     full, rest = divmod(total, most)
-    seconds = full * row.osl * decode + total * prompt
+    seconds = full * row.mean_osl * decode + total * prompt
     if rest:
-        seconds += row.osl * _decode(row, iterations, rest)
-    rate = total * row.osl / seconds * row.plan.dp * row.plan.replicas
-    tpot = decode + most * prompt / row.osl
+        seconds += row.mean_osl * _decode(row, iterations, rest)
+    rate = total * row.mean_osl / seconds * row.plan.dp * row.plan.replicas
+    tpot = decode + most * prompt / row.mean_osl
     return Steady(prompt * most / 2.0 + decode, tpot, decode, rate, 0.0, most, decode, prompt)

@@ -2,9 +2,9 @@
 
 Versions 0.14 (engines) and 1.0 (PyTorch) of ``trtllm-bench throughput``: all requests of one length are there at the
 start, in-flight batching, output tokens per second of all devices together. As the documents say, 8-bit weights come
-with an 8-bit KV cache, and a batch holds 4,096 sequences and 8,192 tokens at most. Of the memory that is free 95 % is for
-the cache in 1.0, as its commands say, and 90 % in 0.14, whose commands leave the setting alone. Prompts are never cut
-into chunks in 0.14, and no sequence is evicted: it starts when there is room for all its tokens.
+with an 8-bit KV cache, and a batch holds 4,096 sequences and 8,192 tokens at most. Of the memory that is free 95 % is
+for the cache in 1.0, as its commands say, and 90 % in 0.14, whose commands leave the setting alone. Prompts are never
+cut into chunks in 0.14, and no sequence is evicted: it starts when there is room for all its tokens.
 """
 
 from __future__ import annotations
