@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +71,7 @@ class _Layer:
     decoding: Floats
 
 
+@cache
 def _attention_share(config: LLMConfig) -> tuple[float, float]:
     """What part of the products with dense weights are those before attention and the one after it."""
     before = after = whole = 0.0
