@@ -225,6 +225,7 @@ def _write(using: Constants, every: Sequence[Row]) -> None:
             " NVIDIA/NeMo, NVIDIA-NeMo/Megatron-Bridge: published training throughput",
             "licence": "Apache-2.0, MIT",
             "rows": counts,
+            "devices": sorted({row.device for row in every}),
             "not_fitted": "constants that no row shows keep their start: low precisions in registers, nvfp4, dp.hidden",
             "date": datetime.now(tz=UTC).date().isoformat(),
             "versions": {"foretell": foretell.__version__, "numpy": np.__version__},

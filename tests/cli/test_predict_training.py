@@ -227,8 +227,8 @@ def test_html_escapes_and_loads_nothing(run: Run, tmp_path: Path) -> None:
     ("changed", "said"),
     [
         (("--tp", "3"), "tp 3 · cp 1 · dp 5 · pp 1 = 15 devices, the cluster has 16 (rule devices"),
-        (("--tp", "4", "--dp", "3"), "= 12 devices, the cluster has 16 (rule devices; nearest: dp 4)"),
-        (("--tp", "64"), "tp 64 does not divide 32 attention heads (rule heads; nearest: tp 32)"),
+        (("--tp", "4", "--dp", "3"), "= 12 devices, the cluster has 16 (rule devices; nearest: --dp 4)"),
+        (("--tp", "64"), "tp 64 does not divide 32 attention heads (rule heads; nearest: --tp 32)"),
         (("--pp", "3"), "32 layers do not split over pp 3"),
         (("--pp", "2", "--vp", "3"), "32 layers do not split over pp 2 · vp 3"),
         (("--mbs", "3"), "does not split into micro-batches of 3 on 16 data-parallel ranks"),
@@ -360,3 +360,13 @@ def test_no_torch_is_needed(shell: Callable[..., Any]) -> None:
     assert code.returncode == 0
     assert json.loads(code.stdout)["devices"] == 128
     assert not re.search(r"\| +torch$", code.stderr, re.MULTILINE)
+
+
+def test_a_device_that_no_run_was_measured_on_is_said(run: Run) -> None:
+    asked = ("--train", "--global-batch", "64", "--seq-len", "4096", "--tp", "8", "--json")
+    known = json.loads(run("predict", "llm:llama-3-8b", "--on", "1x dgx-h100", *asked).stdout)
+    other = json.loads(run("predict", "llm:llama-3-8b", "--on", "8x mi250x", *asked).stdout)
+    assert "mi250x" in other["interval_basis"]
+    assert "mi250x" not in known["interval_basis"]
+    wide, usual = (d["time_interval_s"][1] / d["time_interval_s"][0] for d in (other, known))
+    assert wide == pytest.approx(usual**2)

@@ -15,6 +15,7 @@ from foretell.plan.training.search import Candidate, Ranking
 from foretell.plan.training.uneven import Uneven
 from foretell.plan.training.why import NAMES, step_text
 from foretell.report.text import UNKNOWN, Bar, Flow, Framed, add_row, count, rate, share
+from foretell.simulate.training.constants import measured_on
 from foretell.simulate.training.memory import PARTS as MEMORY_PARTS
 from foretell.simulate.training.memory import MemoryTable
 from foretell.simulate.training.plan import TrainingPlan
@@ -114,6 +115,8 @@ def notes_of(found: Ranking) -> str:
     kinds = {node.device.name: node.device.kind for _, node in found.cluster.groups}
     said += [f"{name} is no GPU: its kernels are costed by a roofline, which was not held against training on it"
              for name, kind in kinds.items() if kind != "gpu"]  # fmt: skip
+    said += [f"no published training run on {name} was compared with what is predicted"
+             for name, kind in kinds.items() if kind == "gpu" and name not in measured_on()]  # fmt: skip
     if found.best[0].energy_j is not None:
         said.append("energy is of the devices, without hosts and network")
     said += shared_ports(found.cluster)

@@ -14,8 +14,8 @@ from foretell.errors import InputError
 from foretell.hardware.cluster import Cluster
 from foretell.plan.training.measured import MeasuredRun, Scale, fit, scaled
 from foretell.plan.training.rows import energy, hourly_price
-from foretell.plan.training.search import Candidate, illegal_error
-from foretell.simulate.training.constants import constants
+from foretell.plan.training.search import OPTIONS, Candidate, illegal_error
+from foretell.simulate.training.constants import constants, measured_on
 from foretell.simulate.training.kernels import arithmetic
 from foretell.simulate.training.layers import Kernels, layer
 from foretell.simulate.training.legality import explain
@@ -167,7 +167,7 @@ def predict(
         raise InputError("devices of several kinds", f"cluster {cluster.name!r}", repair)
     violations = explain(config, plan, cluster)
     if violations:
-        raise illegal_error(violations)
+        raise illegal_error(violations, options=(*OPTIONS, "sequence_parallel"))
     table = step(config, plan, cluster)
     if runs:
         scale = fit(runs)
@@ -179,6 +179,11 @@ def predict(
     else:
         scale = None
         factors, basis = constants().calibration.intervals["default"], _BASIS
+        unseen = sorted({node.device.name for _, node in cluster.groups} - set(measured_on()))
+        if unseen:
+            # Nothing was measured on it: twice as far, which is a guess and is said.
+            factors = (factors[0] ** 2, factors[1] ** 2)
+            basis = f"no published training run on {', '.join(unseen)} was compared: taken to be twice as wide"
     if full_flops:
         more = unmasked_flops(config, PlanTable.of([plan]))
         table = dataclasses.replace(table, flops_per_device=table.flops_per_device + more)

@@ -14,7 +14,7 @@ from foretell.cost.calibration import Calibration, parse
 from foretell.cost.kernels.gemm import operands_in_shared
 from foretell.hardware.device import Device
 
-__all__ = ["Constants", "constants", "generation"]
+__all__ = ["Constants", "constants", "generation", "measured_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ def generation(device: Device) -> str:
     if not operands_in_shared(device):
         return "registers"
     return "tensor_memory" if (device.compute_capability or "").startswith("10.") else "shared"
+
+
+def measured_on() -> tuple[str, ...]:
+    """Names of the devices whose training runs the shipped constants were fitted on or compared with."""
+    return tuple(constants().calibration.provenance["devices"])
 
 
 @cache
