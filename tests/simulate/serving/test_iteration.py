@@ -137,7 +137,7 @@ def test_between_grid_points_as_costed_directly() -> None:
     m = np.array([37.0, 77.0, 203.0, 411.0, 1111.0, 3333.0, 7777.0])
     direct = it.costs.of(sizes.embedding(config, plan, m), len(m))
     for group in config.groups:
-        direct += group.layers * it.costs.of(sizes.rows(config, group, plan, m, 2.0), len(m))
+        direct += group.layers * it.costs.of(sizes.rows(config, group, plan, m, 2.0, it.costs.constants["experts.uneven"]), len(m))
     np.testing.assert_allclose(it.rows.rows(slice(0, 7), m).sum(axis=0), direct[:7].sum(axis=0), rtol=0.03)
     n, k = np.array([3.0, 19.0, 77.0, 300.0]), np.array([700.0, 3333.0, 1500.0, 9000.0])
     heads, kv_heads = sizes.heads_of(config, plan)

@@ -41,8 +41,9 @@ def constants() -> Constants:
     return Constants(parse(source.read_text(encoding="utf-8"), source.name))
 
 
-#: First versions of vLLM with CUDA graphs (0.2.6, December 2023), and with the engine called V1 by default (0.8).
-_GRAPHS, _V1 = (0, 2, 6), (0, 8)
+#: First versions of vLLM with CUDA graphs (0.2.6, December 2023), with the engine called V1 by default (0.8), and that
+#: prepare an iteration while one runs (0.14).
+_GRAPHS, _V1, _AHEAD = (0, 2, 6), (0, 8), (0, 14)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -57,6 +58,8 @@ def host_of(plan: ServingPlan) -> str:
             return "vllm-eager"
         if numbers < _V1:
             return "vllm-v0"
+        if numbers < _AHEAD:
+            return "vllm-v1"
     return plan.engine
 
 

@@ -79,6 +79,8 @@ class Costs:
     fabric: Fabric | None
     constants: Constants
     config: LLMConfig
+    #: Whose habits apply: an engine's, or those of an older generation of it (`constants.host_of`).
+    host: str
 
     @property
     def power(self) -> Power | None:
@@ -97,15 +99,19 @@ class Costs:
             table[KERNELS] += 1.0
         return table
 
-    def _add(self, table: Floats, part: str, found: _Alone, flops: Floats, runs: _Runs, share: float,
-             latency: float) -> None:  # fmt: skip
-        """Add kernels that do `flops` at a `share` of their speed alone, with so much of their `latency`."""
+    def _add(self, table: Floats, part: str, found: _Alone, flops: Floats, runs: _Runs, shares: tuple[str, str],
+             latency: str) -> None:  # fmt: skip
+        """Add kernels that do `flops`, at `shares` of the arithmetic and bandwidth they reach alone, and with one of
+        their latency."""
         there = flops > 0.0
-        compute = found.compute_s / (self.constants["weight_only.pipe"] if runs.kind == "weight_only" else 1.0)
-        seconds = np.maximum(compute, found.memory_s) / share + found.latency_s * latency
+        # Older engines' kernels for experts in fp8 are slower, those in 16 bits are not.
+        whole = self.constants[f"experts.fp8.{self.host}"] if part == "experts" and runs.kind == "fp8" else 1.0
+        compute = found.compute_s / (self.constants[shares[0]] * whole)
+        memory = found.memory_s / (self.constants[shares[1]] * whole)
+        seconds = np.maximum(compute, memory) + found.latency_s * self.constants[latency]
         seconds = np.where(there, np.maximum(seconds, found.floor_s), 0.0)
         table[PARTS.index(part)] += seconds
-        bound = np.where(compute >= found.memory_s, _COMPUTE, _MEMORY)
+        bound = np.where(compute >= memory, _COMPUTE, _MEMORY)
         table[bound, np.arange(len(seconds))] += seconds
         table[KERNELS] += there
         power = self.power
@@ -139,17 +145,19 @@ class Costs:
             low, normal = (exchange_s(self.fabric, message.kind, message.nbytes, *sizes, low_latency=quick)
                            for quick in (True, False))  # fmt: skip
             return np.where(message.nbytes <= _LOW_LATENCY, low, normal)
-        seconds = self.fabric.time_s(message.kind, message.nbytes, message.size, message.stride)
-        return np.asarray(seconds * self.constants["communication"])
+        alone, waits = (self.fabric.time_s(message.kind, nbytes, message.size, message.stride)
+                        for nbytes in (message.nbytes, np.minimum(message.nbytes, 1.0)))  # fmt: skip
+        return np.asarray(alone - waits * (1.0 - self.constants["latency.communication"]))
 
     def _product(self, table: Floats, p: Product) -> None:
         runs = _runs(p.format, self.device)
         kind = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
-        share = self.constants[f"{kind}.{runs.kind}.{generation(self.device)}"]
+        how = generation(self.device)
+        shares = f"{kind}.{runs.kind}.{how}", f"{kind}.memory.{how}"
         sizes = np.stack([np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k])
         found = _products_alone(sizes.tobytes(), runs, self.device)
         flops = 2.0 * p.batch * p.m * p.n * p.k
-        self._add(table, p.part, found, flops, runs, share, self.constants["latency.product"])
+        self._add(table, p.part, found, flops, runs, shares, "latency.product")
 
     def attention(self, batch: Floats, queries: Floats, seen: Floats, depth: float, kv_bytes: float, kind: str,
                   between: float) -> Floats:  # fmt: skip
@@ -162,8 +170,8 @@ class Costs:
         found = _attention_alone(sizes.tobytes(), depth, kv_bytes, between, kind != "latent", runs, self.device)
         table = np.zeros((len(COLUMNS), len(batch)))
         flops = 4.0 * batch * queries * seen * depth
-        share = self.constants[f"attention.{kind}"]
-        self._add(table, "attention", found, flops, runs, share, self.constants["latency.attention"])
+        share = f"attention.{kind}"
+        self._add(table, "attention", found, flops, runs, (share, share), "latency.attention")
         return table
 
 
@@ -188,7 +196,7 @@ class _Alone:
 
 # Whoever asks for the same model on the same device again, with another plan or other constants, gets its kernels at
 # once.
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=8192)
 def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
     """Matrix products of these (batch, m, n, k; kernels)."""
     batch, m, n, k = np.frombuffer(sizes).reshape(4, -1)
@@ -200,7 +208,7 @@ def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
     return _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def _attention_alone(
     sizes: bytes, depth: float, kv_bytes: float, between: float, learned: bool, runs: _Runs, device: Device
 ) -> _Alone:

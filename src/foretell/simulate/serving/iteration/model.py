@@ -75,7 +75,7 @@ class Iterations:
         _check(config, plan, machine)
         device = machine.nodes[0].device
         many = plan.devices_per_replica > 1
-        costs = Costs(device, Fabric.of(machine) if many else None, using or constants(), config)
+        costs = Costs(device, Fabric.of(machine) if many else None, using or constants(), config, host_of(plan))
         weights = _weights_bytes(config, plan)
         return _made(config, plan, costs, weights)
 
@@ -133,7 +133,7 @@ class Iterations:
 
     def _host(self, batch: Batch, device_s: Floats, kernels: Floats) -> Floats:
         """What an iteration waits for its host: launches that the device outruns, and what nothing hides."""
-        name, constant = host_of(self.plan), self.costs.constants
+        name, constant = self.costs.host, self.costs.constants
         launched = kernels * constant[f"host.{name}.kernel_s"]
         if launches_graphs(self.plan):
             graphed = (batch.prefill_tokens == 0.0) & (batch.decode_seqs <= _GRAPHED)
@@ -161,7 +161,10 @@ class Iterations:
             raise InputError("its TDP is unknown", f"device {self.device.name!r}", "add `tdp` to its TOML file")
         columns = self.columns(batch)
         time = np.maximum(self.time_s(batch), 1e-12)
+        # Kernels that stream from memory keep caches and schedulers busy, which neither FLOP nor bytes count.
+        kernels = columns[: len(PARTS)].sum(axis=0) - columns[PARTS.index("communication")]
         core = columns[COLUMNS.index("core_j")] / time
+        core += self.costs.constants["power.active"] * power.limit_w * kernels / time
         memory = columns[COLUMNS.index("memory_j")] / time
         # The voltage at which work at this pace draws no more than the limit, as `Power.settled` solves it.
         free = np.maximum(power.limit_w - power.idle_w - memory, 0.0)
@@ -260,10 +263,10 @@ def _kv_bytes_per_token(config: LLMConfig, plan: ServingPlan) -> float:
 
 def _made(config: LLMConfig, plan: ServingPlan, costs: Costs, weights: float) -> Iterations:
     m, n, t, s = counts(_MOST_ROWS), counts(_MOST_SEQUENCES), counts(_MOST_ROWS), counts(_MOST_SEQUENCES)
-    kv_bytes = FORMAT_BYTES[plan.kv_dtype]
+    kv_bytes, uneven = FORMAT_BYTES[plan.kv_dtype], costs.constants["experts.uneven"]
     rows = costs.of(sizes.embedding(config, plan, m), len(m))
     for group in config.groups:
-        rows += group.layers * costs.of(sizes.rows(config, group, plan, m, kv_bytes), len(m))
+        rows += group.layers * costs.of(sizes.rows(config, group, plan, m, kv_bytes, uneven), len(m))
     layers = float(config.layers)
     absorbed = layers * costs.of(sizes.decode(config, plan, n), len(n))
     expanded = layers * costs.of(sizes.keys(config, plan, t), len(t))

@@ -82,8 +82,13 @@ def heads_of(config: LLMConfig, plan: ServingPlan) -> tuple[float, float]:
     return config.heads / plan.tp, max(1.0, config.kv_heads / plan.tp)
 
 
-def rows(config: LLMConfig, group: LayerGroup, plan: ServingPlan, m: Floats, kv_bytes: float) -> Kernels:
-    """What one layer of `group` does for `m` tokens of a rank, the core of attention left out."""
+def rows(
+    config: LLMConfig, group: LayerGroup, plan: ServingPlan, m: Floats, kv_bytes: float, uneven: float
+) -> Kernels:
+    """What one layer of `group` does for `m` tokens of a rank, the core of attention left out.
+
+    `uneven` is how unlike the ranks' shares of the experts' work are, over what evenly choosing tokens make of it.
+    """
     kernels, h = Kernels(), float(config.hidden)
     norms = {"sandwich": 4.0, "parallel": 1.0}.get(config.block, 2.0)
     kernels.streams.append(Stream("elementwise", norms * 8.0 * m * h, norms))
@@ -91,7 +96,7 @@ def rows(config: LLMConfig, group: LayerGroup, plan: ServingPlan, m: Floats, kv_
     if plan.tp > 1:
         kernels.messages.append(Message("all_reduce", 2.0 * m * h, plan.tp))
     if group.moe:
-        _experts(kernels, config, plan, m)
+        _experts(kernels, config, plan, m, uneven)
     else:
         _mlp(kernels, config, plan, m, config.intermediate / plan.tp)
         if plan.tp > 1 and not config.block.startswith("parallel"):  # side by side: one sum for both
@@ -147,20 +152,38 @@ def touched(experts: int, top_k: int, tokens: Floats) -> Floats:
                       else np.full(len(tokens), float(experts)))  # fmt: skip
 
 
+def _busiest(experts: int, top_k: int, ranks: int, tokens: Floats, uneven: float) -> tuple[Floats, Floats]:
+    """Experts reached, and rows for them, on the busiest of `ranks` that share the experts: all wait for it.
+
+    Each expert of a rank is reached or not, and each row comes or not, about independently; the largest of several
+    normal values is so many deviations above their mean.
+    """
+    held = experts / ranks
+    share = touched(experts, top_k, tokens) / experts
+    above = uneven * float(np.interp(np.log2(ranks), np.arange(len(_LARGEST)), _LARGEST))
+    here = held * share + above * np.sqrt(held * share * (1.0 - share))
+    rows_of = tokens * top_k / ranks
+    sent = np.minimum(rows_of + above * np.sqrt(rows_of * (1.0 - 1.0 / ranks)), tokens * top_k)
+    return np.maximum(np.minimum(1.0, tokens), np.minimum(here, np.minimum(held, sent))), sent
+
+
+#: Expected largest of 1, 2, 4 … 64 normal values, in standard deviations.
+_LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344)
+
+
 def _exchanged(plan: ServingPlan) -> bool:
     """Whether tokens are sent to the ranks of their experts only: with data parallelism, but for vLLM's default."""
     return plan.dp > 1 and plan.ep > 1 and plan.engine != "vllm"
 
 
-def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats) -> None:
+def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats, uneven: float) -> None:
     moe = config.moe
     assert moe is not None
     h, one = float(config.hidden), _ones(m)
     ranks = plan.tp * plan.dp
     split = ranks // plan.ep  # ways each expert is split
     tokens = m * plan.dp
-    here = np.maximum(np.minimum(1.0, tokens), touched(moe.experts, moe.top_k, tokens) / plan.ep)
-    sent = tokens * moe.top_k / plan.ep  # rows of this rank's experts
+    here, sent = _busiest(moe.experts, moe.top_k, plan.ep, tokens, uneven)
     gates, f = (2.0 if config.gated else 1.0), moe.intermediate / split
     each = sent / np.maximum(here, 1e-9)
     for n, k in ((gates * f, h), (h, f)):
