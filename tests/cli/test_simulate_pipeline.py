@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,16 @@ def test_a_pass_of_centuries_is_refused(run: Run, given: tuple[str, ...]) -> Non
     result = run("simulate", "pipeline", *given)
     assert result.exit_code == 2
     assert "is longer than 30 years" in result.stderr
+
+
+def test_hints_name_only_options_that_there_are(run: Run, failed: Callable[[Any], str]) -> None:
+    result = run("simulate", "pipeline", "llm:llama-3-8b", "--on", "1x 8x a100-sxm4-80gb", "--pp", "3",
+                 "--global-batch", "64", "--seq-len", "4096")  # fmt: skip
+    assert result.exit_code == 2
+    line = failed(result)
+    assert "nearest: --pp 4" in line
+    assert "--first-layers 10" in line
+    shown = set(re.findall(r"--[a-z-]+", line))
+    offered = set(re.findall(r"--[a-z0-9-]+", run("simulate", "pipeline", "--help", width=160).stdout))
+    assert shown <= offered
+    assert shown >= {"--tp", "--pp", "--mbs"}

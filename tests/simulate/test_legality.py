@@ -273,3 +273,32 @@ def test_a_first_stage_one_layer_short_for_the_embedding_may_be_interleaved() ->
     assert broken(plan.replace(first_layers=7, last_layers=7), config, on) == set()
     assert broken(plan.replace(first_layers=6, last_layers=8), config, on) == {"layers"}
     assert broken(plan.replace(first_layers=8, last_layers=8), config, on) == {"layers"}
+
+
+def test_a_framework_s_schedules_are_its_own_however_short_the_pipeline() -> None:
+    alone = TrainingPlan(64, 8192, tp=4, dp=4)
+    assert broken(alone) == set()
+    for schedule in ("layered", "zero-bubble", "gpipe"):
+        assert broken(alone.replace(schedule=schedule)) == {"schedule"}
+    sharded = alone.replace(framework="fsdp2", zero=3)
+    for schedule in ("gpipe", "zero-bubble"):
+        assert broken(sharded.replace(schedule=schedule)) == set()
+    assert broken(sharded.replace(schedule="layered")) == {"schedule"}
+    (found,) = explain(DENSE, alone.replace(schedule="zero-bubble"), H100)
+    assert found.repairs == (("schedule", ("1f1b", "interleaved")), ("framework", ("fsdp2",)))
+
+
+def test_the_nearest_stages_are_nearly_equal() -> None:
+    llama = llm.config("llama-3-8b")
+    on = cluster("3x 8x a100-sxm4-80gb over ib-hdr")
+    (found,) = explain(llama, TrainingPlan(64, 4096, dp=8, pp=3), on)
+    assert dict(found.repairs)["first_layers"] == ("10",)  # 10, 11, 11
+    near = found.plans[0]
+    assert (near.dp, near.pp, near.first_layers + near.last_layers) == (8, 3, 10)
+    # The Llama 3 Herd, 3.3.2: 126 layers on 16 ranks.
+    (found,) = explain(llm.config("llama-3.1-405b"), TrainingPlan(2048, 8192, tp=8, dp=16, pp=16),
+                       cluster("256x dgx-h100"))  # fmt: skip
+    assert dict(found.repairs)["pp"] == ("14", "18")
+    near = found.plans[0]
+    assert (near.tp, near.dp, near.pp) == (8, 16, 16)
+    assert {near.first_layers, near.last_layers} <= {0, 6, 7}

@@ -244,7 +244,8 @@ def _plan(workload: str, on: str | None, wanted: dict[str, Any]) -> tuple[Traini
     usual = plan.replace(schedule="interleaved" if plan.vp > 1 else "1f1b")
     violations = explain(config, usual, cluster)
     if violations:
-        raise illegal_error(violations, asked=plan)
+        # How many data-parallel ranks there are follows from the devices.
+        raise illegal_error(violations, asked=usual, options=wanted)
     return plan, config, cluster
 
 

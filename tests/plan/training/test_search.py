@@ -148,11 +148,11 @@ def test_pinned_settings_that_break_a_rule_are_named_with_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
         search(CONFIG, ON, pinned={"tp": (3,)}, **ASKED)
     assert caught.value.exit_code == 2
-    assert "tp 3 does not divide 32 attention heads (rule heads; nearest: tp 2 or 4)" in str(caught.value)
+    assert "tp 3 does not divide 32 attention heads (rule heads; nearest: --tp 2 or 4)" in str(caught.value)
     assert "--tp 4" in str(caught.value) or "--tp 2" in str(caught.value)
     with pytest.raises(InputError, match=r"tp 8 · cp 1 · dp 4 · pp 1 = 32 devices, the cluster has 16"):
         search(CONFIG, ON, pinned={"tp": (8,), "dp": (4,), "pp": (1,), "cp": (1,)}, **ASKED)
-    with pytest.raises(InputError, match=r"rule batch; nearest: .*global_batch"):
+    with pytest.raises(InputError, match=r"rule batch; nearest: .*--global-batch 16"):
         search(CONFIG, ON, global_batch=1, seq_len=1000, pinned={"dp": (16,)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from foretell.plan.training.rows import Part, Rows, budget_bytes, evaluate, hour
 from foretell.plan.training.space import Space, sizes_of
 from foretell.plan.training.store import Store
 from foretell.plan.training.why import why
-from foretell.simulate.training.legality import Violation, explain
+from foretell.simulate.training.legality import ALONE, Violation, explain
 from foretell.simulate.training.plan import PlanTable, TrainingPlan
 from foretell.simulate.training.step import PARTS
 from foretell.units import format_bytes
@@ -250,31 +250,64 @@ def weigh(config: LLMConfig, cluster: Cluster, plan: TrainingPlan) -> Candidate:
     return _candidate(timed(config, table, cluster, needed_bytes(config, table, cluster)), 0)
 
 
+#: Settings as options of the command line.
+OPTIONS: Mapping[str, str] = {
+    **{name: f"--{name.replace('_', '-')}" for name in (
+        "global_batch", "seq_len", "tp", "cp", "dp", "pp", "ep", "vp", "first_layers", "last_layers", "schedule",
+        "framework", "zero", "shard", "recompute", "precision", "attention", "context_scheme", "dispatcher",
+    )},
+    "micro_batch": "--mbs", "recompute_layers": "--recompute", "cuda_graph": "--cuda-graph",
+    "overlap_tp": "--overlap tp", "overlap_ep": "--overlap ep",
+}  # fmt: skip
+
+
 def illegal_error(
-    violations: Sequence[Violation], lead: str = "", most: int = 3, *, asked: TrainingPlan | None = None
-) -> InputError:
+    violations: Sequence[Violation], lead: str = "", most: int = 3, *, asked: TrainingPlan | None = None,
+    options: Iterable[str] = OPTIONS,
+) -> InputError:  # fmt: skip
     """An error that says which rules are broken, and the nearest settings that keep them, where these are of another
-    batch or length of sequences than `asked` was with that."""
-    said = "; ".join(f"{v.reason} (rule {v.rule}; nearest: {v.nearest})" for v in violations[:most])
-    more = f"; and {len(violations) - most} more rules" if len(violations) > most else ""
-    plans = violations[0].plans
-    options = dict.fromkeys(_options(plan, asked) for plan in plans)
-    repair = "the nearest plans: " + ", or ".join(options) if options else None
+    batch or length of sequences than `asked` was with that. `options` are the settings that the command has options
+    for: nothing else is named."""
+    able = frozenset(options)
+    said = "; ".join(f"{v.reason} (rule {v.rule}; nearest: {_repair(v, able)})" for v in violations[:most])
+    rest = len(violations) - most
+    more = f"; and {rest} more rule{'s' if rest > 1 else ''}" if rest > 0 else ""
+    plans = [p for p in violations[0].plans if asked is None or _differ(p, asked) <= {*able, "dp", "schedule"}]
+    shown = dict.fromkeys(_options(plan, asked, able) for plan in plans)
+    repair = "the nearest plans: " + ", or ".join(shown) if shown else None
     return InputError(lead + said + more, "training plan", repair)
 
 
-def _options(plan: TrainingPlan, asked: TrainingPlan | None) -> str:
+def _repair(violation: Violation, able: Collection[str]) -> str:
+    said = [_option(name, values) for name, values in violation.repairs if name in able]
+    return "; ".join(said) or ALONE
+
+
+def _option(name: str, values: Sequence[str]) -> str:
+    if name == "sequence_parallel":  # an option of `predict` alone
+        return "--no-sp" if values == ("off",) else "without --no-sp"
+    if values == ("off",):
+        return f"without {OPTIONS[name]}"
+    return OPTIONS[name] if values == ("on",) else f"{OPTIONS[name]} {' or '.join(values)}"
+
+
+def _differ(one: TrainingPlan, other: TrainingPlan) -> set[str]:
+    mine, theirs = one.to_dict(), other.to_dict()
+    return {name for name in mine if mine[name] != theirs[name]}
+
+
+def _options(plan: TrainingPlan, asked: TrainingPlan | None, able: Collection[str]) -> str:
     """The plan as options: its degrees and micro-batch, and of the rest what is not the usual or not as asked."""
-    names = {"tp": "--tp", "cp": "--cp", "dp": "--dp", "pp": "--pp", "vp": "--vp", "ep": "--ep", "micro_batch": "--mbs"}
-    shown = [f"{option} {getattr(plan, name)}" for name, option in names.items()
-             if name in ("tp", "pp", "dp", "micro_batch") or getattr(plan, name) > 1]  # fmt: skip
-    shown += [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in ("zero", "shard", "precision")
-              if getattr(plan, name) != getattr(_USUAL, name)]  # fmt: skip
-    if plan.recompute != "none":
-        shown.append(f"--recompute {plan.recompute_layers or plan.recompute}")
+    degrees = ("tp", "cp", "dp", "pp", "vp", "ep", "micro_batch")
+    rest = ("first_layers", "last_layers", "zero", "shard", "precision")
+    names = [name for name in degrees if name in ("tp", "pp", "dp", "micro_batch") or getattr(plan, name) > 1]
+    names += [name for name in rest if getattr(plan, name) != getattr(_USUAL, name)]
     if asked is not None:
-        shown += [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in ("global_batch", "seq_len")
-                  if getattr(plan, name) != getattr(asked, name)]  # fmt: skip
+        also = ("schedule", "framework", "attention", "context_scheme", "dispatcher", "global_batch", "seq_len")
+        names += [name for name in also if getattr(plan, name) != getattr(asked, name)]
+    shown = [f"{OPTIONS[name]} {getattr(plan, name)}" for name in names if name in able]
+    if plan.recompute != "none" and "recompute" in able:
+        shown.append(f"--recompute {plan.recompute_layers or plan.recompute}")
     return " ".join(shown)
 
 

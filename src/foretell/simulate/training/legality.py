@@ -66,9 +66,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One rule that a plan breaks: `reason` with its numbers, `nearest` the settings next to it that keep it.
+    """One rule that a plan breaks: `reason` with its numbers, `nearest` the settings next to it that keep it in words.
 
-    `plans` are the plans most like it that keep every rule, nearest first.
+    `repairs` are the same as values by setting; `plans` those most like it that keep every rule, nearest first.
     """
 
     rule: str
@@ -77,6 +77,7 @@ class Violation:
     nearest: str
     source: str
     plans: tuple[TrainingPlan, ...] = ()
+    repairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def divisors(number: int) -> Ints:
@@ -288,7 +289,7 @@ def _schedule(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
     result = np.zeros(len(plans), dtype=bool)
     for framework, offered in _SCHEDULES.items():
         result |= plans.chosen("framework", framework) & ~plans.chosen("schedule", *offered)
-    return np.asarray(result & (plans["pp"] > 1))
+    return result
 
 
 def _both_sequences(config: LLMConfig, plans: PlanTable, cluster: Cluster) -> Bools:
@@ -502,6 +503,9 @@ def legal(config: LLMConfig, plans: PlanTable, cluster: Cluster, rules: Sequence
 
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainingPlan)}
 _DEGREES = ("tp", "cp", "dp", "pp")
+_ENDS = ("first_layers", "last_layers")
+#: What is said where no single setting repairs a plan.
+ALONE = "none by one setting alone"
 
 
 def explain(config: LLMConfig, plan: TrainingPlan, cluster: Cluster, most: int = 3) -> list[Violation]:
@@ -515,11 +519,13 @@ def explain(config: LLMConfig, plan: TrainingPlan, cluster: Cluster, most: int =
         return []
     plans = nearest_plans(config, plan, cluster, [name for rule in broken for name in rule.mends], most)
     values = _values(config, plan, cluster)
-    return [
-        Violation(rule.name, rule.kind, rule.reason.format(**values), _nearest(rule, config, plan, cluster),
-                  rule.source, plans)
-        for rule in broken
-    ]  # fmt: skip
+    found = []
+    for rule in broken:
+        repairs = _repairs(rule, config, plan, cluster)
+        said = "; ".join(f"{name} {' or '.join(choices)}" for name, choices in repairs)
+        found.append(Violation(rule.name, rule.kind, rule.reason.format(**values), said or ALONE, rule.source, plans,
+                               repairs))  # fmt: skip
+    return found
 
 
 def _values(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> dict[str, Any]:
@@ -557,9 +563,12 @@ def _alternatives(name: str, plan: TrainingPlan, most: int) -> Ints:
     return np.arange(least, min(4096, 2 * max(value, most)) + 1, dtype=np.int64)
 
 
-def _nearest(rule: Rule, config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> str:
-    """Values of single settings that keep `rule`, in words: the nearest below and above."""
-    said = []
+def _repairs(
+    rule: Rule, config: LLMConfig, plan: TrainingPlan, cluster: Cluster
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Values of single settings that keep `rule`: the nearest below and above; of the ends of a pipeline the count
+    nearest to that of the other ranks."""
+    found: list[tuple[str, tuple[str, ...]]] = []
     for name in rule.mends:
         values = _alternatives(name, plan, max(config.layers, cluster.device_count))
         table = PlanTable.build(_columns(plan) | {name: values}, len(values))
@@ -567,14 +576,17 @@ def _nearest(rule: Rule, config: LLMConfig, plan: TrainingPlan, cluster: Cluster
         if not len(good):
             continue
         if name in CHOICES:
-            said.append(f"{name} " + " or ".join(CHOICES[name][i] for i in good))
+            found.append((name, tuple(CHOICES[name][i] for i in good)))
         elif isinstance(_FIELDS[name].default, bool):
-            said.append(f"{name} {'on' if good[0] else 'off'}")
+            found.append((name, ("on" if good[0] else "off",)))
+        elif name in _ENDS:
+            away = np.abs(np.log(np.maximum(1, good) * plan.pp / config.layers))
+            found.append((name, (str(good[np.argmin(away)]),)))
         else:
             value = int(getattr(plan, name))
             near = [*good[good < value][-1:], *good[good > value][:1]]
-            said.append(f"{name} " + " or ".join(str(one) for one in near))
-    return "; ".join(said) or "none by one setting alone"
+            found.append((name, tuple(str(one) for one in near)))
+    return tuple(found)
 
 
 def _columns(plan: TrainingPlan) -> dict[str, Any]:
@@ -586,8 +598,9 @@ def nearest_plans(
 ) -> tuple[TrainingPlan, ...]:
     """The plans that keep every rule and differ least from `plan`.
 
-    Degrees may change, and besides them the settings in `mends`; a doubling counts as much as another name. The batch
-    and the length of sequences change only where nothing else helps.
+    Degrees may change, and besides them the settings in `mends`; a doubling counts as much as another name. First and
+    last ranks with layers of their own count by how far these are from the others'. The batch and the length of
+    sequences change only where nothing else helps.
     """
     found = _nearest_plans(config, plan, cluster, mends, most)
     for name in ("global_batch", "seq_len"):
@@ -609,8 +622,10 @@ def _nearest_plans(
     columns: dict[str, Any] = {"tp": tp[able], "cp": cp[able], "pp": pp[able]}
     columns["dp"] = count // (columns["tp"] * columns["cp"] * columns["pp"])
     # First the degrees most like it, so that the other settings are tried on few.
-    keep = np.argsort(_distance(columns, plan), kind="stable")[:400]
+    keep = np.argsort(_distance(columns, plan, config), kind="stable")[:400]
     columns = {name: column[keep] for name, column in columns.items()}
+    if any(name in mends for name in _ENDS):
+        columns = _with_ends(columns, plan, config)
     for name, values in _changes(config, plan, mends).items():
         if len(columns["tp"]) * len(values) > 400_000:
             break
@@ -619,13 +634,14 @@ def _nearest_plans(
     rows = len(columns["tp"])
     table = PlanTable.build({**_columns(plan), **columns}, rows)
     good = np.flatnonzero(legal(config, table, cluster))
-    order = good[np.argsort(_distance(columns, plan)[good], kind="stable")]
+    order = good[np.argsort(_distance(columns, plan, config)[good], kind="stable")]
     found_plans: dict[str, TrainingPlan] = {}  # by what is said of them: names of a setting are one plan's variants
     for row in order:
         if len(found_plans) == most:
             break
         one = table.plan(int(row))
-        found_plans.setdefault(str(one), one)
+        # Another micro-batch is another plan only where that is what mends.
+        found_plans.setdefault(str(one if "micro_batch" in mends else one.replace(micro_batch=1)), one)
     return tuple(found_plans.values())
 
 
@@ -635,14 +651,11 @@ def _changes(config: LLMConfig, plan: TrainingPlan, mends: Sequence[str]) -> dic
         "vp": [plan.vp, 1], "micro_batch": [plan.micro_batch, 1, 2, 4, 8],
         "schedule": [CHOICES["schedule"].index(name) for name in (plan.schedule, "1f1b", "interleaved")],
     }  # fmt: skip
-    if plan.first_layers or plan.last_layers:
-        changes["first_layers"] = [plan.first_layers, 0]
-        changes["last_layers"] = [plan.last_layers, 0]
     if plan.ep > 1:
         experts = 1 if config.moe is None else config.moe.experts
         changes["ep"] = [plan.ep, *divisors(experts).tolist()]
     for name in mends:
-        if name in _DEGREES or name in changes or name in ("global_batch", "seq_len"):
+        if name in (*_DEGREES, *_ENDS, "global_batch", "seq_len") or name in changes:
             continue
         if name == "recompute_layers":
             changes[name] = [plan.recompute_layers, 0]
@@ -653,15 +666,35 @@ def _changes(config: LLMConfig, plan: TrainingPlan, mends: Sequence[str]) -> dic
     return {name: np.array(list(dict.fromkeys(values)), dtype=np.int64) for name, values in changes.items()}
 
 
-def _distance(columns: dict[str, Any], plan: TrainingPlan) -> npt.NDArray[np.float64]:
-    """How far plans are from `plan`: doublings of counts, and 1 for each other name."""
+def _with_ends(columns: dict[str, Any], plan: TrainingPlan, config: LLMConfig) -> dict[str, Any]:
+    """The degrees with layers of the first and last rank: the plan's own, none, and what the others leave, where each
+    of those has the mean rounded up or down; that is the first's, the last's, or half is each's."""
+    pp, zero = columns["pp"], np.zeros_like(columns["pp"])
+    pairs = [(zero + plan.first_layers, zero + plan.last_layers), (zero, zero)]
+    for each in (config.layers // pp, -(-config.layers // pp)):
+        one = np.maximum(0, config.layers - (pp - 1) * each)
+        both = np.maximum(0, config.layers - (pp - 2) * each)
+        pairs += [(one, zero), (zero, one), (both // 2, both - both // 2)]
+    made = {name: np.tile(column, len(pairs)) for name, column in columns.items()}
+    made |= {name: np.concatenate([pair[i] for pair in pairs]) for i, name in enumerate(_ENDS)}
+    # What is said of a pair that is no change is said once.
+    rows = np.unique(np.stack(list(made.values())), axis=1)
+    return dict(zip(made, rows, strict=True))
+
+
+def _distance(columns: dict[str, Any], plan: TrainingPlan, config: LLMConfig) -> npt.NDArray[np.float64]:
+    """How far plans are from `plan`: doublings of counts, and 1 for each other name. Layers of a rank of its own that
+    the plan has not: 1/4, and doublings from the mean."""
     own = PlanTable.of([plan])
     total = np.zeros(len(columns["tp"]))
     for name, column in columns.items():
         value = int(own[name][0])
         if name in CHOICES or isinstance(_FIELDS[name].default, bool):
             total += column != value
-        elif name in ("zero", "first_layers", "last_layers", "recompute_layers", "shard"):
+        elif name in _ENDS:
+            uneven = np.abs(np.log2(np.maximum(1, column) * columns["pp"] / config.layers))
+            total += np.where(column == value, 0.0, 0.25 + np.where(column > 0, uneven, 0.0))
+        elif name in ("zero", "recompute_layers", "shard"):
             away = np.abs(column - value)
             total += np.minimum(away, 1) + 0.01 * away
         else:
