@@ -112,7 +112,7 @@ _NOTE = (
 def _replicated(model: str, title: str, claimed: str, value: float) -> Claim:
     _, batch, replicas, largest = CASES[model]
     return Claim(
-        id=f"bca/replication-{model}",
+        id=f"bca/replication-{model.replace('.', '-')}",
         system=SYSTEM,
         title=title,
         source=_source("published results of the paper's Table IV"),
