@@ -13,7 +13,7 @@ from foretell.hardware import cluster, device
 from foretell.simulate.serving import Batch, ServingPlan
 from foretell.simulate.serving.iteration import BOUNDS, Iterations
 from foretell.simulate.serving.iteration.kernels import attended
-from foretell.simulate.serving.iteration.sizes import touched
+from foretell.simulate.serving.iteration.sizes import _busiest, touched
 from foretell.workload import llm
 
 H100 = device("h100-sxm")
@@ -113,7 +113,10 @@ def test_tensor_parallel_ranks_split_weights_and_time() -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gemma-3-27b"])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_agrees_with_the_cost_of_the_whole_graph(name: str, phase: str) -> None:
-    """The parametric graph, costed op by op, is another way to the same kernels: within 30 %, host left out."""
+    """The parametric graph, costed op by op, is another way to the same kernels: within 30 %, host left out.
+
+    Experts' grouped products, which the graph's cost knows no measurements of, are within 35 %.
+    """
     config = llm.config(name)
     h200 = device("h200-sxm")
     it = Iterations.of(config, ServingPlan(), h200)
@@ -125,7 +128,7 @@ def test_agrees_with_the_cost_of_the_whole_graph(name: str, phase: str) -> None:
         batch = Batch.of(prefill_seqs=2, prefill_tokens=4096)
     other = estimate(graph, h200, runtime="compiled")
     ours = it.time_s(batch)[0] - it.parts(batch)["host"][0]
-    assert ours == pytest.approx(float(other.ops.time_s.sum()), rel=0.3)
+    assert ours == pytest.approx(float(other.ops.time_s.sum()), rel=0.35 if config.moe else 0.3)
 
 
 def test_between_grid_points_as_costed_directly() -> None:
@@ -137,7 +140,8 @@ def test_between_grid_points_as_costed_directly() -> None:
     m = np.array([37.0, 77.0, 203.0, 411.0, 1111.0, 3333.0, 7777.0])
     direct = it.costs.of(sizes.embedding(config, plan, m), len(m))
     for group in config.groups:
-        direct += group.layers * it.costs.of(sizes.rows(config, group, plan, m, 2.0, it.costs.constants["experts.uneven"]), len(m))
+        layer = sizes.rows(config, group, plan, m, 2.0, it.costs.constants["experts.uneven"])
+        direct += group.layers * it.costs.of(layer, len(m))
     np.testing.assert_allclose(it.rows.rows(slice(0, 7), m).sum(axis=0), direct[:7].sum(axis=0), rtol=0.03)
     n, k = np.array([3.0, 19.0, 77.0, 300.0]), np.array([700.0, 3333.0, 1500.0, 9000.0])
     heads, kv_heads = sizes.heads_of(config, plan)
@@ -192,6 +196,48 @@ def test_power_is_between_idle_and_limit(iterations: Iterations) -> None:
     assert prompt[0] > iterations.power_w(Batch.of(decode_seqs=1, decode_tokens=100))[0]
 
 
+def test_power_as_splitwise_measured() -> None:
+    """Llama-2-70B in fp16 on A100 SXM: mean power of 400 W each, over answers of 128 tokens (its `perf_model.csv`)."""
+    a100, batch = device("a100-sxm4-80gb"), Batch.of(decode_seqs=1, decode_tokens=576)
+    for tp, share in ((2, 0.736), (4, 0.599), (8, 0.435)):
+        plan = ServingPlan(version="0.2", weight_dtype="fp16", kv_dtype="fp16", tp=tp)
+        watts = Iterations.of(llm.config("llama-2-70b"), plan, a100).power_w(batch)[0]
+        assert watts == pytest.approx(400 * share, rel=0.05)
+
+
+def test_older_engines_wait_longer_for_their_hosts() -> None:
+    batch = Batch.of(decode_seqs=64, decode_tokens=64000)
+    waits = [Iterations.of(LLAMA, ServingPlan(version=v), H100).parts(batch)["host"][0]
+             for v in ("0.18.0", "0.11.2", "0.6.1", "0.2.0")]  # fmt: skip
+    assert waits == sorted(waits)
+    assert waits[-1] > 5 * waits[0]
+
+
+def test_decoding_beside_prompts_reads_the_cache_again() -> None:
+    """LLMServingSim's profile of an RTX PRO 6000: 2.6 times as long with four heads a key head, 4.8 with eight."""
+    card = device("rtx-pro-6000-server")
+    alone = Batch.of(decode_seqs=64, decode_tokens=64 * 8192)
+    beside = Batch.of(decode_seqs=64, decode_tokens=64 * 8192, prefill_seqs=1, prefill_tokens=16)
+    for name, longer in (("llama-3.1-8b", 2.6), ("qwen3-32b", 4.8)):
+        it = Iterations.of(llm.config(name), ServingPlan(), card)
+        ratio = it.parts(beside)["attention"][0] / it.parts(alone)["attention"][0]
+        assert ratio == pytest.approx(longer, rel=0.12)
+        sglang = Iterations.of(llm.config(name), ServingPlan(engine="sglang"), card)
+        assert sglang.parts(beside)["attention"][0] < 1.1 * sglang.parts(alone)["attention"][0]
+
+
+def test_the_busiest_rank_has_more_than_its_share() -> None:
+    mean = touched(128, 8, np.array([8.0])) / 8
+    even, busiest = (_busiest(128, 8, 8, np.array([8.0]), uneven)[0] for uneven in (0.0, 1.0))
+    assert even == pytest.approx(mean)
+    # Each of the 16 experts of a rank is reached with probability 0.4: 6.45 ± 1.96, and the largest of eight.
+    assert busiest == pytest.approx(6.45 + 1.424 * 1.96, rel=0.01)
+    draws = np.random.default_rng(0).random((2000, 8, 128)).argsort(axis=2)[:, :, :8]
+    reached = np.zeros((2000, 128), dtype=bool)
+    np.put_along_axis(reached, draws.reshape(2000, 64), True, axis=1)
+    assert busiest == pytest.approx(reached.reshape(2000, 8, 16).sum(axis=2).max(axis=1).mean(), rel=0.05)
+
+
 def test_what_binds() -> None:
     it = Iterations.of(LLAMA, ServingPlan(), H100)
     decode, prompt = Batch.of(decode_seqs=8, decode_tokens=8000), Batch.of(prefill_seqs=1, prefill_tokens=8192)
@@ -215,8 +261,7 @@ def test_what_binds() -> None:
 )
 def test_infeasible_plans(plan: ServingPlan, said: str) -> None:
     with pytest.raises(InfeasibleError, match=said):
-        Iterations.of(LLAMA, plan, cluster("dgx-h100 * 8" if plan.pp > 8 else "8x h100-sxm")
-                      if plan.pp <= 8 else cluster("8x dgx-h100"))  # fmt: skip
+        Iterations.of(LLAMA, plan, cluster("8x dgx-h100"))
 
 
 def test_too_few_devices() -> None:

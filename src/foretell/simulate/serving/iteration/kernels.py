@@ -16,7 +16,7 @@ from foretell.cost import residual
 from foretell.cost.energy import Power, power_of
 from foretell.cost.kernel import KERNEL
 from foretell.cost.kernels.attention import Attentions
-from foretell.cost.kernels.gemm import SCHEMES, Products
+from foretell.cost.kernels.gemm import SCHEMES, Products, operands_in_shared
 from foretell.cost.kernels.times import KernelTimes
 from foretell.cost.rates import bandwidth, matrix_rate
 from foretell.hardware.device import Device
@@ -116,7 +116,7 @@ class Costs:
         table[KERNELS] += there
         power = self.power
         if power is not None:
-            ideal = flops / runs.flops_per_s
+            ideal = flops * found.padding / runs.flops_per_s
             relative = dict(power.format_w)
             watts = power.core_w * relative.get({"fp8": "fp8", "fp4": "fp4"}.get(runs.kind, "bf16"), 1.0)
             held = np.maximum(ideal, compute)
@@ -185,12 +185,14 @@ class _Alone:
     floor_s: Floats
     dram_bytes: Floats
     l2_bytes: Floats
+    #: Executed arithmetic over what was asked for: tiles are filled up.
+    padding: Floats | float = 1.0
 
     @staticmethod
-    def of(times: KernelTimes, factor: Floats) -> _Alone:
+    def of(times: KernelTimes, factor: Floats, padding: Floats | float = 1.0) -> _Alone:
         return _Alone(
             times.compute_s * factor, times.memory_s * factor, times.latency_s * factor, times.floor_s,
-            times.dram_bytes, times.l2_bytes,
+            times.dram_bytes, times.l2_bytes, padding,
         )  # fmt: skip
 
 
@@ -220,7 +222,9 @@ def _attention_alone(
                       never, between)  # fmt: skip
     times = work.times(device, KERNEL.families["attention"])
     learns = learned and device.kind == "gpu"
-    return _Alone.of(times, _factor("attention", work.features(times, device), times) if learns else one)
+    tile = np.maximum(times.tile_m, 64.0 if operands_in_shared(device) else 16.0)
+    padding = tile * np.ceil(queries / tile) / queries
+    return _Alone.of(times, _factor("attention", work.features(times, device), times) if learns else one, padding)
 
 
 def _factor(family: str, features: Floats, times: KernelTimes) -> Floats:

@@ -105,7 +105,7 @@ class Iterations:
                     mean = attended(batch.prefill_tokens / each, batch.prefill_cached / each, window)
                     seen = np.minimum(seen, mean)
                 result += surface.rows(which, batch.prefill_tokens, seen)
-        return np.where(batch.tokens > 0.0, result, 0.0)
+        return np.asarray(np.where(batch.tokens > 0.0, result, 0.0))
 
     def _beside_prompts(self, batch: Batch) -> Floats | float:
         """By how much attention of decoding sequences takes longer where prompts are in the same kernel.
@@ -141,7 +141,7 @@ class Iterations:
         sequences = batch.decode_seqs + batch.prefill_seqs
         own = constant[f"host.{name}.step_s"] + constant[f"host.{name}.sequence_s"] * sequences
         waits = np.maximum(launched - device_s, 0.0) + own
-        return np.where(batch.tokens > 0.0, waits, 0.0)
+        return np.asarray(np.where(batch.tokens > 0.0, waits, 0.0))
 
     def bound(self, batch: Batch) -> list[str]:
         """What limits each iteration, of `BOUNDS`: where most of its time goes."""
@@ -161,8 +161,11 @@ class Iterations:
             raise InputError("its TDP is unknown", f"device {self.device.name!r}", "add `tdp` to its TOML file")
         columns = self.columns(batch)
         time = np.maximum(self.time_s(batch), 1e-12)
-        # Kernels that stream from memory keep caches and schedulers busy, which neither FLOP nor bytes count.
+        # Kernels that stream from memory keep caches and schedulers busy, which neither FLOP nor bytes count. What a
+        # sequence takes in an iteration is mostly choosing its token, on the device too.
+        each = self.costs.constants[f"host.{self.costs.host}.sequence_s"]
         kernels = columns[: len(PARTS)].sum(axis=0) - columns[PARTS.index("communication")]
+        kernels += each * (batch.decode_seqs + batch.prefill_seqs)
         core = columns[COLUMNS.index("core_j")] / time
         core += self.costs.constants["power.active"] * power.limit_w * kernels / time
         memory = columns[COLUMNS.index("memory_j")] / time
@@ -173,7 +176,7 @@ class Iterations:
         least = float(power.voltage(0.0))
         volts = np.where(power.leakage_w + core <= free, 1.0, np.clip(limited, least, 1.0))
         drawn = power.idle_w + power.leakage_w * volts + core * volts**2 + memory
-        return np.minimum(drawn, power.limit_w)
+        return np.asarray(np.minimum(drawn, power.limit_w))
 
     @cached_property
     def budget(self) -> Budget:
