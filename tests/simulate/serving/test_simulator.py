@@ -230,6 +230,23 @@ def test_sglang_runs_prompts_before_decoding() -> None:
     assert result.finished_s.tolist() == [7.0, 6.0]
 
 
+def test_sglang_admits_when_what_it_expects_of_answers_has_fallen() -> None:
+    requests = Requests.of([0.0, 0.5], [10, 300], [900, 120])
+    result = serve(Constant(1000), ServingPlan(engine="sglang", block_size=1), requests, overlap=False)
+    # After k steps the first caches 10 + k tokens, and (0.7 - 0.001003 k) of its other 899 - k are expected.
+    steps = np.arange(900)
+    room = 1000 - 10 - steps - (0.7 - 0.7 * 0.86 / 600 * steps) * (899 - steps)
+    first = int(np.flatnonzero(room >= 300 + 120)[0])
+    assert 100 < first < 200
+    assert result.first_scheduled_s.tolist() == [0.0, 1.0 + first]
+
+
+def test_the_least_loaded_replica_gets_the_next() -> None:
+    requests = Requests.of([0.0, 0.1, 0.2, 5.0, 5.1], 1, [2, 20, 20, 9, 9])
+    result = serve(Constant(), ServingPlan(replicas=3, router="least-loaded"), requests)
+    assert result.replica.tolist() == [0, 1, 2, 0, 0]
+
+
 def test_overlap_misses_who_comes_while_an_iteration_runs() -> None:
     requests = Requests.of([0.0, 0.5, 1.0], 1, [9, 1, 1])
     late = serve(Constant(), ServingPlan(), requests, overlap=True)

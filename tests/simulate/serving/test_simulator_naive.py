@@ -261,7 +261,7 @@ def test_equals_the_obvious_simulator(
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS.names())
 @pytest.mark.parametrize("split", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(requests=workloads(), size=st.sampled_from([1, 16]), capacity=st.sampled_from([512, 1024]), dp=st.integers(1, 3))
 def test_runs_of_iterations_equal_single_ones(
     scheduler: str, split: bool, requests: Requests, size: int, capacity: int, dp: int
@@ -272,7 +272,7 @@ def test_runs_of_iterations_equal_single_ones(
     costs = Linear(capacity)
 
     def run() -> tuple[list[float], ...]:
-        link = Link(1e6, 1e-3)
+        link = Link(1e5, 1e-3)
         result = serve(
             costs, plan, requests, scheduler=scheduler, router="least-loaded", kv_link=link, exact=True
         )

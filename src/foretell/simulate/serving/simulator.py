@@ -338,7 +338,7 @@ class _Simulation:
 
     def _received(self, seq: Seq, rank: Rank, index: int, now: float) -> None:
         """A cache has arrived: its blocks are free where it came from, and it goes on where it is decoded."""
-        rank.blocks.release(seq, seq.prompt)
+        rank.handed_over(seq)
         sender = self._lanes[index]
         self._routing.loads[sender.index] -= 1
         if not sender.busy:

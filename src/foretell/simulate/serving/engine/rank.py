@@ -79,6 +79,8 @@ class Rank:
         self.deaf = False
         #: Its sequences are decoded elsewhere (disaggregated).
         self.hands_over = False
+        #: Blocks of sequences that are on their way there.
+        self.leaving = 0
         #: State of the policy.
         self.memory: dict[str, float] = {}
 
@@ -329,12 +331,16 @@ class Rank:
                 self.rows = self.cached = self.padded = self._reserved = self.due_sum = 0
         return first, done
 
-    def hand_over(self, seq: Seq) -> int:
-        """Take a sequence out that ended its prompt, to decode elsewhere; its blocks stay. Returns its tokens."""
-        tokens = self.tokens(seq)
+    def hand_over(self, seq: Seq) -> None:
+        """Take a sequence out that ended its prompt, to decode elsewhere; its blocks stay until it is there."""
         del self.running[seq.id]
         self._leave(seq)
-        return tokens
+        self.leaving += -(-seq.prompt // self.size)
+
+    def handed_over(self, seq: Seq) -> None:
+        """Free the blocks of a sequence that is where it is decoded."""
+        self.leaving -= -(-seq.prompt // self.size)
+        self.blocks.release(seq, seq.prompt)
 
     def _join(self, seq: Seq) -> None:
         """Count a sequence whose prompt is cached among the decoding ones."""

@@ -24,7 +24,7 @@ def guaranteed_no_evict(rank: Rank) -> None:
         chunk = min(budget, part.prompt - part.computed)
         rank.prefill(part, chunk)
         budget -= chunk
-    reserved = sum(full(rank, seq) for seq in rank.running.values()) if rank.waiting else 0
+    reserved = rank.leaving + (sum(full(rank, seq) for seq in rank.running.values()) if rank.waiting else 0)
     while rank.waiting and budget > 0:
         rank.deaf = True
         seq = rank.waiting[0]
