@@ -98,7 +98,7 @@ def test_figures_by_hand() -> None:
     assert one.preemptions == 1
     assert one.cached_share == pytest.approx(30 / 150)
     assert one.bound == pytest.approx({"compute": 0.5, "bandwidth": 0.5})
-    assert one.queue == {"token budget": 0.25}
+    assert one.queue == {"KV cache": 0.25}
     # 2 s at 300 W, 2 s at 100 W and a second idle, on two devices.
     assert one.energy_j == pytest.approx(2 * (600 + 200 + 10))
     assert one.power_w == pytest.approx(810 / 5)
@@ -139,12 +139,36 @@ def test_the_beginning_and_the_end_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"running": 2}, "token budget"), ({"running": 4}, "max-num-seqs"), ({"kv_blocks": 10}, "KV cache")],
+    [
+        ({"running": 2}, "KV cache"),
+        ({"running": 4}, "max-num-seqs"),
+        ({"prefill_tokens": 62, "prefill_seqs": 1}, "token budget"),
+        ({"prefill_tokens": 20, "prefill_seqs": 1}, "KV cache"),
+    ],
 )
 def test_what_keeps_requests_waiting(change: dict[str, float], why: str) -> None:
     rows = [{"start_s": 0, "end_s": 1, "decode_seqs": 2, "running": 2, "kv_blocks": 5, "waiting": 1, **change},
             {"start_s": 1, "end_s": 4, "decode_seqs": 2, "running": 2, "kv_blocks": 5}]  # fmt: skip
-    assert measure(served(runs=runs(rows)), ServingPlan(max_num_seqs=4)).queue == {why: 0.25}
+    plan = ServingPlan(max_num_seqs=4, max_num_batched_tokens=64)
+    assert measure(served(runs=runs(rows)), plan).queue == {why: 0.25}
+
+
+def test_prompts_in_one_piece_and_batches_in_one_go() -> None:
+    rows = [{"start_s": 0, "end_s": 1, "prefill_seqs": 1, "prefill_tokens": 20, "running": 2, "waiting": 1}]
+    for plan, why in ((ServingPlan(chunked_prefill=False), "token budget"), (ServingPlan(), "KV cache"),
+                      (ServingPlan(engine="static"), "the batch to end")):  # fmt: skip
+        assert measure(served(runs=runs(rows)), plan).queue == {why: 1.0}
+
+
+def test_a_pipeline_keeps_its_devices_at_work_together() -> None:
+    """Two stages with two batches on their way: each rank's iterations draw a device's power, idle time included."""
+    rows = [{"start_s": 0, "end_s": 5, "decode_seqs": 1, "running": 1, "kv_blocks": 5},
+            {"start_s": 0, "end_s": 3, "decode_seqs": 1, "running": 1, "rank": 1}]  # fmt: skip
+    one = measure(served(runs=runs(rows)), ServingPlan(tp=2, pp=2), costed=Costs(), idle_w=10.0)
+    assert one.busy == pytest.approx(8 / 10)
+    assert one.energy_j == pytest.approx(2 * (5 * 100 + 3 * 100 + 2 * 10))
+    assert one.power_w == pytest.approx(2 * 820 / 5 / 4)
+    assert one.kv_mean == pytest.approx(0.25)
 
 
 def test_gaps_of_long_runs_count_each_iteration() -> None:
@@ -172,7 +196,7 @@ def test_prompts_that_run_alone_delay_the_others() -> None:
 def test_weighted_percentiles_are_those_of_repeated_values() -> None:
     rng = np.random.default_rng(2)
     values, weights = rng.random(40), rng.integers(1, 9, 40).astype(float)
-    wanted = [0, 3.7, 50, 90, 99.9, 100]
+    wanted = np.linspace(0, 100, 301).tolist()
     repeated = np.repeat(values, weights.astype(int))
     assert percentile(values, wanted, weights).tolist() == pytest.approx(np.percentile(repeated, wanted).tolist())
     assert math.isnan(percentile(np.array([NAN]), 50))
@@ -186,6 +210,19 @@ def test_series_are_means_over_time() -> None:
     assert found.kv.tolist() == pytest.approx([0, 0.7, 0.7, 1.0, 0.5])
     assert found.output_tokens_per_s.tolist() == pytest.approx([0, 1, 1, 2, 2])
     assert series(served(), 2).running.tolist() == pytest.approx([1.5 / 2.5, 4.5 / 2.5])
+
+
+def test_the_cache_of_two_replicas_is_one_share() -> None:
+    rows = [{"start_s": 0, "end_s": 5, "kv_blocks": 8}, {"start_s": 0, "end_s": 5, "kv_blocks": 4, "replica": 1}]
+    found = series(served(runs=runs(rows), kv_capacity_blocks=(10, 20)), 5)
+    assert found.kv.tolist() == pytest.approx([0.5] * 5)
+
+
+def test_a_request_that_comes_last_and_is_refused_counts() -> None:
+    late = served(arrival_s=np.array([0.0, 3.0, 8.0]))
+    one = measure(late, ServingPlan(), slo=parse_slo("e2e=1h"))
+    assert (one.until_s, one.requests) == (8.0, 3)
+    assert one.attainment == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft=", "ttft=5", "ttft=1s,ttft=2s", "tpot=-1s"])

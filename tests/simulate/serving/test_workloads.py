@@ -44,8 +44,8 @@ GUIDELLM = {"benchmarks": [
         "incomplete": [{"prompt_tokens": 1}], "errored": [{}, {}],
     }},
 ]}  # fmt: skip
-VLLM = {"num_prompts": 3, "request_throughput": 1.0, "input_lens": [10, 20, 30], "output_lens": [1, 0, 3],
-        "start_times": [100.0, 101.0, 103.5], "errors": ["", "", ""]}  # fmt: skip
+VLLM = {"num_prompts": 4, "request_throughput": 1.0, "input_lens": [10, 20, 30, 40], "output_lens": [1, 0, 3, 4],
+        "start_times": [100.0, 101.0, 103.5, 104.0], "errors": ["", "", "", "timed out"]}  # fmt: skip
 #: A file of each kind: its text, arrivals (None: no times), input and output tokens, and what is skipped.
 FILES = {
     "azure": (AZURE, [0, 4.314579, 4.541877], [374, 396, 879], [44, 109, 55], 0),
@@ -57,7 +57,7 @@ FILES = {
     "mooncake": ("\n".join(map(json.dumps, MOONCAKE)), [0, 3.053], [1300, 1472], [52, 26], 0),
     "sharegpt": (json.dumps(CHAT), None, [100, 2], [10, 1], 1),
     "guidellm": (json.dumps(GUIDELLM), [0, 0.5], [20, 10], [6, 5], 3),
-    "vllm": (json.dumps(VLLM), [0, 3.5], [10, 30], [1, 3], 1),
+    "vllm": (json.dumps(VLLM), [0, 3.5], [10, 30], [1, 3], 2),
     "plain": ("arrival_s,input_tokens,output_tokens\n1.5,10,20\n2,30,40\n", [0, 0.5], [10, 30], [20, 40], 0),
 }  # fmt: skip
 
@@ -191,6 +191,27 @@ def test_prompts_that_begin_alike() -> None:
     assert tokens.tolist() == [1024, 2048, 2048, 1024, 1024, 0]
     # A cache without limit finds 1024, 2048, 512 and 1024 tokens; one that knows only the ids, no 512.
     assert "keeps 89 %" in kept  # 4096 of 4608
+
+
+def test_a_prompt_continues_on_the_branch_that_saves_most() -> None:
+    chains = [[1], [1], [1, 2, 3], [1, 2, 3], [1, 5], [1, 5]]
+    ids, tokens, _ = shared_prefixes(chains, [2000] * 6, 512)
+    assert tokens.tolist() == [512, 512, 1536, 1536, 1024, 1024]
+    assert ids[0] == ids[2] != ids[4]  # 1 goes on to 2 and 3, which are longer than 5
+
+
+def test_the_rate_is_right_for_clients_that_send_little(tmp_path: Path) -> None:
+    """3,000 windows with one request each on average: as many as expected, though none begins with one."""
+    from foretell.simulate.serving.workloads import parse_lengths
+
+    path = tmp_path / "x_client_rate_traces.csv"
+    lines = [f"{client},{begin},{1 / 600},{cv},{kind},0.7,0" for client, (cv, kind) in
+             enumerate([(0.5, "Gamma"), (2, "Gamma"), (1, "Weibull")]) for begin in range(0, 600_000, 600)]  # fmt: skip
+    path.write_text(RATES + "\n".join(lines))
+    trace = read(str(path), Wanted(lengths=parse_lengths("5", "5")))
+    assert len(trace) == pytest.approx(3000, abs=5 * 2 * 3000**0.5)
+    assert trace.arrival_s is not None
+    assert np.histogram(trace.arrival_s % 600, bins=4)[0].tolist() == pytest.approx([750] * 4, abs=5 * 2 * 750**0.5)
 
 
 def test_mooncake_prefixes_reach_the_requests(tmp_path: Path) -> None:

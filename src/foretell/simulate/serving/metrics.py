@@ -35,8 +35,8 @@ LATENCIES = MappingProxyType({
 })  # fmt: skip
 #: Runs costed at once.
 _CHUNK = 100_000
-#: A cache counts as full where less than this share is free: a waiting prompt takes several blocks.
-_FULL = 0.95
+#: Share of an iteration's tokens from which on they count as used up: chunks are cut to whole blocks.
+_FULL = 0.98
 
 
 class Costed(Protocol):
@@ -252,12 +252,13 @@ def measure(
     attained, by = _attained(times, chosen, int(mine.sum()), slo)
     runs = served.runs
     inside = np.clip(np.minimum(runs.end_s, until) - np.maximum(runs.start_s, since), 0.0, None)
-    ranks = max(1, plan.dp) * max(len(served.kv_capacity_blocks), 1)
+    # A pipeline's batches have ranks of their own: together they keep its stages' devices at work.
+    ranks = plan.dp * plan.pp * max(len(served.kv_capacity_blocks), 1)
     used = _kv_share(served)
     energy, bound = _costs(runs, inside, costed)
     if energy is not None:
         idle_s = max(0.0, ranks * duration - float(inside.sum()))
-        energy = (energy + idle_w * idle_s) * plan.tp * plan.pp
+        energy = (energy + idle_w * idle_s) * plan.tp
     return Metrics(
         since_s=since, until_s=until,
         requests=int(mine.sum()), finished=int((ok & (served.finished_s > since) & (served.finished_s <= until)).sum()),
@@ -278,7 +279,7 @@ def measure(
         preemptions=int(served.preemptions[chosen].sum()),
         cached_share=float(served.cached_tokens[chosen].sum() / max(1, int(served.input_tokens[chosen].sum()))),
         bound=bound,
-        queue=_queue(served, plan, inside, used),
+        queue=_queue(served, plan, inside),
         energy_j=energy,
         power_w=None if energy is None else energy / duration / plan.devices,
         cost_usd=None if price_usd_per_h is None else price_usd_per_h * plan.devices * duration / 3600.0,
@@ -360,16 +361,24 @@ def _costs(runs: Runs, inside: Floats, costed: Costed | None) -> tuple[float | N
     return energy, {name: shares[name] / total for name in sorted(shares, key=lambda one: -shares[one])}
 
 
-def _queue(served: Served, plan: ServingPlan, inside: Floats, used: Floats) -> dict[str, float]:
-    """Shares of the iterations' time in which requests waited, by what kept them from running."""
+def _queue(served: Served, plan: ServingPlan, inside: Floats) -> dict[str, float]:
+    """Shares of the iterations' time in which requests waited, by what kept them from running.
+
+    Seats and tokens of an iteration are counted; where both are left, blocks of the cache lack for the first in line.
+    """
     runs = served.runs
     total = float(inside.sum())
     waits = runs.waiting > 0
-    seats = waits & (runs.running >= plan.max_num_seqs)
-    cache = waits & ~seats & (used >= _FULL)
+    seats = waits & (runs.running >= -(-plan.max_num_seqs // plan.pp))
+    tokens = runs.decode_seqs + runs.prefill_tokens
+    full = tokens >= _FULL * plan.max_num_batched_tokens
+    if not plan.chunked_prefill:  # the next prompt does not fit beside those of this iteration
+        full |= runs.prefill_seqs > 0
+    full &= waits & ~seats & (plan.engine != "static")
+    rest = "the batch to end" if plan.engine == "static" else "KV cache"
     shares = {
-        "max-num-seqs": float(inside @ seats), "KV cache": float(inside @ cache),
-        "token budget": float(inside @ (waits & ~seats & ~cache)),
+        "max-num-seqs": float(inside @ seats), "token budget": float(inside @ full),
+        rest: float(inside @ (waits & ~seats & ~full)),
     }  # fmt: skip
     return {name: seconds / total for name, seconds in shares.items() if seconds > 0 and total > 0}
 
