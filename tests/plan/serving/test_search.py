@@ -11,8 +11,8 @@ import pytest
 
 from foretell.errors import InfeasibleError, InputError, UnknownNameError
 from foretell.hardware import device
-from foretell.plan.serving.load import mixture
-from foretell.plan.serving.pareto import Point, front
+from foretell.plan.serving.load import Load, mixture
+from foretell.plan.serving.pareto import Point, front, points
 from foretell.plan.serving.search import Answer, search
 from foretell.plan.serving.space import plans
 from foretell.plan.serving.steady import most
@@ -238,6 +238,14 @@ def test_the_front_has_only_what_nothing_betters() -> None:
         mine = 1.03 * p.tokens_per_s_per_gpu, 1.03 * p.tokens_per_s_per_user
         assert not any(q.tokens_per_s_per_gpu > mine[0] and q.tokens_per_s_per_user > mine[1] for q in made)
     assert [p.tokens_per_s_per_user for p in kept] == sorted((p.tokens_per_s_per_user for p in kept), reverse=True)
+
+
+def test_points_are_of_one_gpu_and_one_user(fake: Any) -> None:
+    # Iterations of 10 ms: each user gets 100 tokens/s, and 64 of them share two GPUs.
+    made = points("l4", ServingPlan(tp=2, max_num_seqs=64), 2, fake(), Load.of(100, 50))
+    assert [p.batch for p in made] == [1, 2, 4, 8, 16, 32, 64]
+    assert {round(p.tokens_per_s_per_user, 6) for p in made} == {100.0}
+    assert made[-1].tokens_per_s_per_gpu == pytest.approx(64 * 100 / 2)
 
 
 def test_pacing_and_sampling(poisson: Callable[..., Requests]) -> None:

@@ -181,7 +181,7 @@ def survey(
             iterations = make(config, plan, machine)
             capacity = float(iterations.kv_capacity_tokens)
         except InfeasibleError as error:
-            reasons.append((0.0, error.message))
+            reasons.append((-1.0 / plan.devices_per_replica, error.message))  # most devices come nearest
             continue
         units = max(1, plan.prefill_replicas + plan.decode_replicas)
         devices = plan.devices_per_replica * units

@@ -250,7 +250,8 @@ def search(
     kept = [option for one in surveys for option in _best(one.options, objective, float(load.rate.sum()))]
     if not kept:
         said = "; ".join(f"{one.gpu}: {one.reason}" for one in surveys)
-        raise InfeasibleError(f"no GPU type serves {config.name} within {slo_text(slo)} ({said})", _repair(slo))
+        within = f" within {slo_text(slo)}" if slo.limits else ""
+        raise InfeasibleError(f"no GPU type serves {config.name}{within} ({said})", _repair(slo))
     if objective == "energy" and any(option.power_w is None for option in kept):
         raise InputError("the power of a GPU type is unknown", "--objective energy", "take cost or gpus")
     question = {
@@ -281,6 +282,8 @@ class _Search:
         self.trial = trial
         self.results = results
         self.simulated = 0
+        #: Plans by GPU type that keep to the limits at no rate in the simulator.
+        self.failed: dict[str, list[str]] = {}
 
     def iterations(self, option: Option) -> Iterations:
         return self.make(self.config, option.plan, cluster(option.machine))
@@ -339,6 +342,7 @@ class _Search:
                 progress("Simulating", at, len(kept))
             factor = self.factor(option, np.flatnonzero(column > 0))
             if factor <= 0:
+                self.failed.setdefault(option.gpu, []).append(label(option.plan))
                 continue
             options.append(option)
             factors.append(factor)
@@ -458,19 +462,25 @@ class _Search:
         for one in surveys:
             mine = [j for j, option in enumerate(options) if option.gpu == one.gpu]
             if not mine:
-                reason = one.reason or "its plans fail in the simulator"
+                reason = one.reason or self.fails(one.gpu)
                 found.append(Single(one.gpu, None, (), reason))
                 continue
             some = [options[j] for j in mine]
             try:
                 mix = self.mix(some, capacity[:, mine], [caps[j] for j in mine])
             except InfeasibleError as error:
-                found.append(Single(one.gpu, None, (), error.message))
+                fails = f"; {self.fails(one.gpu)}" if one.gpu in self.failed else ""
+                found.append(Single(one.gpu, None, (), error.message + fails))
                 continue
             value = sum(int(n) * o.cost(self.objective) for n, o in zip(mix.instances, some, strict=True))
             counts = tuple((label(o.plan), int(n)) for n, o in zip(mix.instances, some, strict=True) if n)
             found.append(Single(one.gpu, value, counts))
         return tuple(found)
+
+    def fails(self, gpu: str) -> str:
+        """Which plans of a GPU type do not keep to the limits in the simulator, whatever the rate."""
+        plans = ", ".join(self.failed.get(gpu, []))
+        return f"in the simulator too few requests keep the limits even at {_LEAST_FACTOR:.0%} of the rate ({plans})"
 
     def serves(self, share: Floats) -> str:
         """Sizes of the buckets that an option gets most of, in words."""

@@ -50,24 +50,25 @@ def why(found: Answer) -> Iterator[str]:
 def _mix(found: Answer) -> Iterator[str]:
     single = found.best_single()
     mine = amount(found.objective, found.value)
+    take = "takes" if sum(u.count for u in found.units) == 1 else "take"
     said = " and ".join(f"{u.count}x {u.option.gpu} ({label(u.option.plan)})" for u in found.units)
     if single is None or single.cost is None:
-        yield f"{said} take {mine}; no single GPU type serves everything within {slo_text(found.slo)}."
+        yield f"{said} {take} {mine}; no single GPU type serves everything within {slo_text(found.slo)}."
         return
     kinds = {u.option.gpu for u in found.units}
     saved = 1.0 - found.value / single.cost
     if kinds == {single.gpu} or saved < _SMALL:
         others = [s for s in found.singles if s.cost is not None and s.gpu not in kinds]
         if not others:
-            yield f"{said} take {mine}; no other GPU type of those asked for serves everything within the limits."
+            yield f"{said} {take} {mine}; no other GPU type of those asked for serves everything within the limits."
             return
         second = min(others, key=lambda s: s.cost or 0.0)
         less = 1.0 - found.value / (second.cost or 1.0)
         than = f"{less:.0%} less than {second.gpu} alone would, the next best" if less >= _SMALL else "the least found"
-        yield f"{said} take {mine}, {than}; no mix of types takes less."
+        yield f"{said} {take} {mine}, {than}; no mix of types takes less."
         return
     other = f"{single.gpu} ({amount(found.objective, single.cost)})"
-    yield f"{said} take {mine}, {saved:.0%} less than the best single type, {other}."
+    yield f"{said} {take} {mine}, {saved:.0%} less than the best single type, {other}."
     for unit in found.units:
         yield f"{unit.option.gpu} serves {unit.requests_per_s / found.rate:.0%} of the requests: {unit.serves}."
 
