@@ -272,26 +272,41 @@ def devices_(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="A device to show in full, or a maker, architecture, kind or beginning of names to list.",
+            metavar="NAME",
+            help="A device or machine to show in full, or a maker, architecture, kind or beginning of names to list.",
             show_default=False,
         ),
     ] = None,
+    machines: Annotated[bool, typer.Option("--machines", help="The machines and networks instead.")] = False,
 ) -> None:
-    """The catalogue of devices, or one of them in full with the source of every number."""
+    """The catalogue of devices, or one device or machine in full with the source of every number."""
     from foretell import report
     from foretell.cli.terminal import show
-    from foretell.errors import UnknownNameError
-    from foretell.hardware import device, devices
+    from foretell.errors import InputError, UnknownNameError, near_names
+    from foretell.hardware import device, devices, network, networks, node, nodes
 
+    if machines:
+        if name is not None:
+            raise InputError("lists them all", "--machines", f"leave one of it and {name[:80]!r} out")
+        show(report.machine_list(map(node, nodes()), {one: network(one) for one in networks()}))
+        return
     try:
         if name is not None:
             show(report.device_view(device(name)))
             return
     except UnknownNameError as error:
+        try:
+            machine = node(str(name))
+        except UnknownNameError:
+            machine = None
+        if machine is not None:
+            show(report.machine_view(machine))
+            return
         members = [one for known in devices() if _belongs(one := device(known), str(name))]
         if not members:
-            repair = f"{error.hint or ''}; or name a maker, an architecture or a kind (gpu, cpu, accelerator)"
+            likely = " or ".join(near_names(str(name), nodes(), 1)) or "--machines lists them"
+            repair = (f"{error.hint or ''}; or name a machine ({likely}), a maker, an architecture or a kind (gpu, "
+                      "cpu, accelerator)")  # fmt: skip
             raise UnknownNameError(error.kind, str(name), error.near, error.known, repair) from None
     else:
         members = [device(known) for known in devices()]
@@ -310,7 +325,7 @@ def claims(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ID]...", help="Claims or systems to show in full; all, as a table.", show_default=False
+            metavar="ID", help="Claims or systems to show in full; all, as a table.", show_default=False
         ),
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Obtain the figures anew.")] = False,

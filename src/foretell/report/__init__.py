@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foretell.report.graphs import dearest_ops, graph_settings, graph_summary, op_table
     from foretell.report.kv import kv_table, kv_view
     from foretell.report.ledger import claims_in_full, claims_table
+    from foretell.report.machines import machine_list, machine_view
     from foretell.report.training import plan_card, ranking_view, uneven_view
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "json_text",
     "kv_table",
     "kv_view",
+    "machine_list",
+    "machine_view",
     "op_table",
     "plan_card",
     "ranking_view",
@@ -58,6 +61,7 @@ _NAMES = {
     "graphs": ("dearest_ops", "graph_settings", "graph_summary", "op_table"),
     "kv": ("kv_table", "kv_view"),
     "ledger": ("claims_in_full", "claims_table"),
+    "machines": ("machine_list", "machine_view"),
     "training": ("plan_card", "ranking_view", "uneven_view"),
     "documents": ("SCHEMAS", "json_text", "schema"),
 }

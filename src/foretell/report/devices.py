@@ -27,6 +27,7 @@ def device_list(devices: Iterable[Device]) -> RenderableType:
         _Devices(tuple(devices)),
         Text(""),
         Text("Dense peaks, no sparsity. Empty is unknown. One in full: foretell devices NAME", style="dim"),
+        Text("Machines and networks: foretell devices --machines", style="dim"),
     )
 
 
