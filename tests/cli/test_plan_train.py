@@ -277,3 +277,68 @@ def test_devices_that_are_no_gpu_are_costed_by_a_roofline_and_it_is_said(run: Ru
     asked = ("plan", "train", "llm:llama-3-8b", "--on", "8x tpu-v5p", *ASKED[5:], "--top", "1")
     assert "tpu-v5p is no GPU" in " ".join(run(*asked).stdout.split())
     assert 0.3 < json.loads(run(*asked, "--json").stdout)["best"][0]["mfu"] < 0.8
+
+
+@pytest.mark.parametrize(("emit", "framework"), [("torchtitan", "fsdp2"), ("deepspeed", "deepspeed")])
+def test_what_is_emitted_is_planned_for_the_framework_that_reads_it(
+    run: Run, failed: Callable[[Any], str], emit: str, framework: str
+) -> None:
+    pins = ("--tp", "2", "--cp", "1", "--pp", "1", "--mbs", "1")
+    taken = run(*ASKED, *pins, "--emit", emit)
+    assert taken.exit_code == 0, taken.output
+    assert f"note: --framework {framework} is taken, which --emit {emit} is for" in taken.stderr
+    named = run(*ASKED, *pins, "--emit", emit, "--framework", framework)
+    assert named.stdout == taken.stdout
+    assert "note: --framework" not in named.stderr
+    wrong = run(*ASKED, *pins, "--emit", emit, "--framework", "megatron")
+    assert wrong.exit_code == 2
+    assert f"--emit {emit}: contradicts --framework megatron; give --framework {framework}" in failed(wrong)
+
+
+def test_overlap_is_pinned_or_forbidden(run: Run, failed: Callable[[Any], str]) -> None:
+    asked = (*ASKED, "--cp", "1", "--pp", "1", "--mbs", "1", "--json")
+    for given, wanted in (("tp", True), ("none", False)):
+        best = json.loads(run(*asked, "--tp", "4", "--overlap", given).stdout)["best"]
+        assert {one["plan"]["overlap_tp"] for one in best} == {wanted}
+        assert {one["plan"]["overlap_ep"] for one in best} == {False}
+    refused = run(*asked, "--tp", "1", "--overlap", "tp")
+    assert refused.exit_code == 2
+    assert "rule tensor-overlap; nearest: without --overlap tp" in failed(refused)
+    for given in ("dp", "tp,none"):
+        wrong = run(*asked, "--overlap", given)
+        assert wrong.exit_code == 2
+        assert "unknown communication to overlap" in failed(wrong)
+
+
+def test_numbers_of_layers_and_names_do_not_mix(run: Run, failed: Callable[[Any], str]) -> None:
+    wrong = run(*ASKED, "--recompute", "4,none")
+    assert wrong.exit_code == 2
+    assert "--recompute: '4,none' has numbers of layers and names, which do not mix" in failed(wrong)
+
+
+def test_what_would_fit_is_a_cluster_that_can_be_asked(run: Run, failed: Callable[[Any], str]) -> None:
+    small = ("--global-batch", "16", "--seq-len", "4096", "--mbs", "1")
+    result = run("plan", "train", "llm:llama-3-8b", "--on", "h100-sxm", *small)
+    assert result.exit_code == 3
+    found = re.search(r"one machine of (\d): --on '(\d)x h100-sxm'", failed(result))
+    assert found is not None
+    assert found[1] == found[2]
+    assert run("plan", "train", "llm:llama-3-8b", "--on", f"{found[1]}x h100-sxm", *small).exit_code == 0
+    result = run("plan", "train", "llm:llama-3-70b", "--on", "8x a100-sxm4-80gb", *small)
+    assert result.exit_code == 3
+    found = re.search(r"(\d+ machines of 8x a100-sxm4-80gb over ib-ndr)", failed(result))
+    assert found is not None
+    on = found[1].replace(" machines of", "x")
+    assert run("plan", "train", "llm:llama-3-70b", "--on", on, *small).exit_code == 0
+
+
+def test_a_model_from_a_file_is_called_by_its_name(run: Run, tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+             "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000}  # fmt: skip
+    pins = ("--tp", "1", "--cp", "1", "--pp", "1", "--mbs", "1")
+    for path, name in ((tmp_path / "mine.json", "mine"), (tmp_path / "ours" / "config.json", "ours")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(shape), encoding="utf-8")
+        result = run("plan", "train", path, *ASKED[3:], *pins)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[0] == f"training llm:{name} on 2x dgx-h100"

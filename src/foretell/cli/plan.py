@@ -34,7 +34,9 @@ _NUMBERS = {
     "last_layers": "last_layers",
 }  # fmt: skip
 _WORDS = ("schedule", "recompute", "context_scheme", "dispatcher")
-_FORMATS = ("megatron", "torchtitan", "deepspeed")
+#: What can be emitted, and the framework that reads it.
+_FORMATS = {"megatron": "megatron", "torchtitan": "fsdp2", "deepspeed": "deepspeed"}
+_OVERLAPS = ("tp", "ep")
 _MOST_VALUES = 4096
 _NAMES = "NAME[,NAME…]"
 
@@ -70,7 +72,7 @@ def train(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option("--framework", metavar="NAME", help="megatron (the default), fsdp2 or deepspeed.",
+        typer.Option("--framework", metavar="NAME", help="megatron (the default), fsdp2 or deepspeed; --emit sets it.",
                      show_default=False, rich_help_panel=_HOW),
     ] = None,
     tokens: Annotated[
@@ -108,11 +110,14 @@ def train(
     first_layers: Annotated[str | None, _pin("first-layers", "Layers of the first stage.")] = None,
     last_layers: Annotated[str | None, _pin("last-layers", "Layers of the last stage.")] = None,
     recompute: Annotated[
-        str | None, _pin("recompute", "none, selective or full; or numbers: layers of a rank.", _NAMES)
+        str | None, _pin("recompute", "none, selective or full; or only numbers: layers of a rank.", _NAMES)
     ] = None,
     schedule: Annotated[str | None, _pin("schedule", "1f1b, interleaved, zero-bubble or gpipe.", _NAMES)] = None,
     context_scheme: Annotated[str | None, _pin("context-scheme", "ring, a2a or allgather.", _NAMES)] = None,
     dispatcher: Annotated[str | None, _pin("dispatcher", "alltoall, allgather or deepep.", _NAMES)] = None,
+    overlap: Annotated[
+        str | None, _pin("overlap", "tp, ep or tp,ep: communication beside compute; none.", "NAME[,NAME]")
+    ] = None,
     objective: Annotated[
         str, typer.Option("--objective", metavar="NAME", help="time, cost or energy.", rich_help_panel=_SEARCH)
     ] = "time",
@@ -171,6 +176,10 @@ def train(
         files.ending(html, "--html", (".html", ".htm"))
     if out is not None:
         files.writable(out)
+    emitted = None if emit is None else _FORMATS[emit]
+    if emitted is not None and framework not in (None, emitted):
+        raise InputError(f"contradicts --framework {framework}", f"--emit {emit}",
+                         f"give --framework {emitted}, or leave it out")  # fmt: skip
     cluster = named_cluster(on)
     pinned = _pinned(context_.params, recompute)
     shared = {"precision": precision, "framework": framework, "attention": attention, "lora_rank": lora,
@@ -183,6 +192,10 @@ def train(
     imported, config, format_, notes = _start(start, workload, given, cluster.device_count)
     values: dict[str, Any] = imported.to_dict() if imported is not None else {"framework": "megatron"}
     values |= given
+    taken = None
+    if emitted is not None and values["framework"] != emitted:
+        values["framework"] = emitted
+        taken = f"--framework {emitted} is taken, which --emit {emit} is for"
     for name in ("global_batch", "seq_len"):
         if name not in values:
             option = "--" + name.replace("_", "-")
@@ -224,8 +237,8 @@ def train(
         from foretell.plan.training.space import smaller
 
         best = found.best[0]
-        for note in notes:
-            print(f"note: --import: {note}", file=sys.stderr)
+        for note in [*(f"--import: {note}" for note in notes), *([taken] if taken else [])]:
+            print(f"note: {note}", file=sys.stderr)
         show_text(write(emit, config, best.plan, smaller(cluster, best.nodes)).rstrip("\n"))
         return
     if json:
@@ -283,7 +296,11 @@ def _pinned(parameters: dict[str, Any], recompute: str | None) -> dict[str, tupl
         if text is None:
             continue
         words = [word.strip() for word in text.split(",")]
-        if name == "recompute" and all(word.isdigit() for word in words):
+        counted = [word[:1].isdigit() for word in words]
+        if name == "recompute" and any(counted) and not all(counted):
+            raise InputError(f"{text[:80]!r} has numbers of layers and names, which do not mix", "--recompute",
+                             "ask twice: with the numbers (4,8), and with the names (none,full)")  # fmt: skip
+        if name == "recompute" and all(counted):
             layers = _counts(text, "--recompute")
             if 0 in layers:
                 raise InputError("0 layers are none", "--recompute", "give none, or a number of layers from 1")
@@ -293,6 +310,13 @@ def _pinned(parameters: dict[str, Any], recompute: str | None) -> dict[str, tupl
             if word not in CHOICES[name]:
                 raise unknown(name.replace("_", " "), word, CHOICES[name])
         found[name] = tuple(words)
+    text = parameters.get("overlap")
+    if text is not None:
+        words = [word.strip() for word in text.split(",")]
+        for word in words:
+            if word not in _OVERLAPS and words != ["none"]:
+                raise unknown("communication to overlap", word, (*_OVERLAPS, "none"))
+        found |= {f"overlap_{name}": (name in words,) for name in _OVERLAPS}
     return found
 
 

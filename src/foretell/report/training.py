@@ -13,7 +13,7 @@ from foretell.hardware.cluster import Cluster
 from foretell.plan.training.rows import energy, hourly_price
 from foretell.plan.training.search import Candidate, Ranking
 from foretell.plan.training.uneven import Uneven
-from foretell.plan.training.why import NAMES, step_text
+from foretell.plan.training.why import NAMES, label, step_text
 from foretell.report.text import UNKNOWN, Bar, Flow, Framed, add_row, count, rate, share
 from foretell.simulate.training.constants import measured_on
 from foretell.simulate.training.memory import PARTS as MEMORY_PARTS
@@ -36,27 +36,6 @@ _COMMUNICATION = ("tp_s", "cp_s", "ep_s", "pp_s", "dp_s")
 _LEAST_PLAN = 24  # cells that the column of plans keeps
 # What goes first where not every column fits.
 _DISPENSABLE = ("exposed", "energy", "machines", "MFU", "cost")
-
-
-def label(plan: TrainingPlan) -> str:
-    """A plan in one line: degrees, micro-batch, sharding, recomputation, and what else is not the usual."""
-    said = [str(plan)]
-    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
-        said.append(plan.schedule)
-    if plan.shard:
-        said.append(f"shard{plan.shard}")
-    if plan.cp > 1 and plan.context_scheme != "ring":
-        said.append(plan.context_scheme)
-    if plan.ep > 1 and plan.dispatcher != "alltoall":
-        said.append(plan.dispatcher)
-    said += [f"{name}-overlap" for name in ("tp", "ep") if getattr(plan, f"overlap_{name}")]
-    if plan.tp > 1 and not plan.sequence_parallel:
-        said.append("no-sp")
-    if plan.first_layers or plan.last_layers:
-        said.append(f"ends{plan.first_layers or '–'}/{plan.last_layers or '–'}")
-    if plan.cuda_graph:
-        said.append("graphs")
-    return " ".join(said)
 
 
 def ranking_view(found: Ranking, settings: Sequence[str] = ()) -> RenderableType:

@@ -343,3 +343,13 @@ def test_a_variable_that_refers_to_itself_ends() -> None:
     assert megatron.read("A=$A$A$A\nB=$A$A\n--num-layers $B\n--bf16 --micro-batch-size 1", "run").notes[0] == (
         "line 3: --num-layers is $A$A$A$A$A$A, which only a shell could tell; left out"
     )
+
+
+def test_a_run_of_several_machines_meets_somewhere_and_the_rotary_base_is_not_said() -> None:
+    plan = TrainingPlan(64, 4096, tp=8, dp=2)
+    many = megatron.write(llm.config("llama-3-8b"), plan, cluster("2x dgx-h100")).splitlines()
+    assert sum("torchrun --rdzv-backend c10d --rdzv-endpoint HOST:PORT $(" in line for line in many) == 1
+    assert any("not said of the model: --rotary-base" in line for line in many)
+    alone = megatron.write(llm.config("gpt2"), TrainingPlan(64, 1024, dp=8), cluster("1x dgx-h100"))
+    assert "rdzv" not in alone
+    assert "--rotary-base" not in alone

@@ -119,7 +119,7 @@ def test_why_says_what_is_saved_and_what_is_paid() -> None:
     two = candidate(TrainingPlan(64, 8192, tp=4, pp=4), 2e10, compute_s=8.0, bubble_s=1.75, tp_s=0.5)
     said = why(one, two)
     assert said == (
-        "tp8 pp2 mbs1 zero1 is 7.3% faster than tp4 pp4 mbs1 zero1: 9.5 s a step instead of 10.2 s.",
+        "tp8 pp2 mbs1 zero1 is 7.3 % faster than tp4 pp4 mbs1 zero1: 9.5 s a step instead of 10.2 s.",
         "They differ in tp 8 (4), pp 2 (4).",
         "It saves 1.25 s of the pipeline's bubble (500 ms instead of 1.75 s: 64 micro-batches on 2 stages, not 64 "
         "micro-batches on 4 stages).",
@@ -128,13 +128,23 @@ def test_why_says_what_is_saved_and_what_is_paid() -> None:
     )
 
 
+def test_why_tells_plans_and_times_apart() -> None:
+    plan = TrainingPlan(64, 4096, tp=2, dp=8, zero=3, shard=8, overlap_tp=True)
+    parts = dict.fromkeys(PARTS, 0.0)
+    one = Candidate(plan, 2, 17.96, parts | {"compute_s": 17.96}, 0.0, 1e10, 0.4, None, None)
+    two = Candidate(plan.replace(shard=0), 2, 18.01, parts | {"compute_s": 18.01}, 0.0, 1e10, 0.4, None, None)
+    head = why(one, two)[0]
+    assert head == ("tp2 dp8 mbs1 zero3 shard8 tp-overlap is 0.3 % faster than tp2 dp8 mbs1 zero3 tp-overlap: "
+                    "17.96 s a step instead of 18.01 s.")  # fmt: skip
+
+
 def test_why_of_money_names_the_machines() -> None:
     one = candidate(TrainingPlan(64, 8192, tp=8), compute_s=8.0)
     two = candidate(TrainingPlan(64, 8192, tp=8, dp=2), compute_s=5.0)
     cheap = Candidate(one.plan, 1, one.time_s, one.parts, 0.0, 1e10, 0.5, 1e6, 8.0)
     assert why(cheap, two, "cost")[0] == (
-        "tp8 mbs1 zero1 takes 20.0% less money than tp8 dp2 mbs1 zero1: $8.00 a step instead of $10.00, on 1 machine "
-        "instead of 2; it is 60.0% slower: 8 s a step instead of 5 s."
+        "tp8 mbs1 zero1 takes 20 % less money than tp8 dp2 mbs1 zero1: $8.00 a step instead of $10.00, on 1 machine "
+        "instead of 2; it is 60 % slower: 8 s a step instead of 5 s."
     )
 
 

@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.hardware.cluster import Cluster
+from foretell.hardware.cluster import cluster as one_of
 from foretell.plan.training.pareto import front
 from foretell.plan.training.rows import Part, Rows, budget_bytes, evaluate, hourly_price, leanest, needed_bytes, timed
 from foretell.plan.training.space import Space, sizes_of
 from foretell.plan.training.store import Store
-from foretell.plan.training.why import why
+from foretell.plan.training.why import label, why
 from foretell.simulate.training.legality import ALONE, Violation, explain
 from foretell.simulate.training.plan import PlanTable, TrainingPlan
 from foretell.simulate.training.step import PARTS
@@ -41,6 +42,8 @@ _STEP = 0.01  # plans of the front differ by 1 % somewhere
 _USUAL = TrainingPlan(1, 1)
 _DEGREES = ("tp", "cp", "dp", "pp", "ep")  # one plan of each combination is ranked
 _MORE = (2, 4, 8, 16, 32, 64)  # times the machines that are tried where nothing fits
+_BOX = 8  # devices that one machine of bare cards is taken to hold
+_NETWORK = "ib-ndr"  # named where machines bring no ports of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +455,29 @@ def _nothing_fits(space: Space, parts: Sequence[Part], budget: float, max_memory
     return InfeasibleError(message, _what_would_fit(space, least.least_bytes, budget, max_memory))
 
 
+def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
+    """More devices of the same kind, and how they are written: in one machine up to a box of eight, where it is none of
+    the catalogue; then in more machines, over a network that is named where they bring none."""
+    count, node = cluster.groups[0]
+    bare = not node.nics and node.name == f"{node.count}x {node.device.name}"
+    for times in _MORE:
+        together = times * node.count
+        if count == 1 and bare and together <= _BOX:
+            yield f"one machine of {together}: --on '{together}x {node.device.name}'", one_of(
+                f"{together}x {node.device.name}"
+            )
+            continue
+        text = f"{times * count}x {node.name}"
+        if cluster.network is not None:
+            yield f"{times * count} machines of {node.name}", Cluster(
+                text, ((times * count, node),), cluster.network
+            )
+        elif not bare:
+            yield f"{times * count} machines of {node.name}", one_of(text)
+        else:
+            yield f"{times * count} machines of {node.name} over {_NETWORK}", one_of(f"{text} over {_NETWORK}")
+
+
 def _what_would_fit(space: Space, least: float, budget: float, max_memory: float) -> str:
     said = []
     whole = budget / max_memory
@@ -462,18 +488,16 @@ def _what_would_fit(space: Space, least: float, budget: float, max_memory: float
                       space.nodes)  # fmt: skip
         needed, plan = leanest(freed)
         if plan is not None and needed <= budget:
-            given = ", ".join(str(value) for value in values)
-            said.append(f"{name.replace('_', ' ')} {getattr(plan, name)} instead of {given}")
+            given = ", ".join(map(_word, values))
+            said.append(f"{name.replace('_', ' ')} {_word(getattr(plan, name))} instead of {given}")
     if len(space.pinned) > 1 and not said:
         needed, plan = leanest(Space(space.config, space.cluster, space.base, {}, space.nodes))
         if plan is not None and needed <= budget:
             said.append(f"none of {', '.join(name.replace('_', ' ') for name in space.pinned)} pinned ({plan})")
-    count, node = space.cluster.groups[0]
-    for times in _MORE:
-        larger = Cluster(f"{times * count}x {node.name}", ((times * count, node),), space.cluster.network)
+    for words, larger in _larger(space.cluster):
         needed, plan = leanest(Space(space.config, larger, space.base, space.pinned))
         if plan is not None and needed <= budget:
-            said.append(f"{times * count} machines of {node.name} ({plan})")
+            said.append(f"{words} ({label(plan)})")
             break
     if not said:
         return "no more machines of this kind make it fit: take devices with more memory, or a shorter sequence"

@@ -11,7 +11,7 @@ from foretell.units import format_bytes, format_energy, format_money, format_tim
 if TYPE_CHECKING:
     from foretell.plan.training.search import Candidate
 
-__all__ = ["NAMES", "changes", "differences", "step_text", "why"]
+__all__ = ["NAMES", "changes", "differences", "label", "step_text", "why"]
 
 #: The parts of a step in words.
 NAMES: Mapping[str, str] = {
@@ -28,6 +28,27 @@ NAMES: Mapping[str, str] = {
 }
 _SETTINGS = {"micro_batch": "micro-batch", "shard": "shard", "recompute_layers": "recomputed layers"}
 _SMALL = 0.002  # of the runner-up's step: less is not worth a word
+
+
+def label(plan: TrainingPlan) -> str:
+    """A plan in one line: degrees, micro-batch, sharding, recomputation, and what else is not the usual."""
+    said = [str(plan)]
+    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved"):
+        said.append(plan.schedule)
+    if plan.shard:
+        said.append(f"shard{plan.shard}")
+    if plan.cp > 1 and plan.context_scheme != "ring":
+        said.append(plan.context_scheme)
+    if plan.ep > 1 and plan.dispatcher != "alltoall":
+        said.append(plan.dispatcher)
+    said += [f"{name}-overlap" for name in ("tp", "ep") if getattr(plan, f"overlap_{name}")]
+    if plan.tp > 1 and not plan.sequence_parallel:
+        said.append("no-sp")
+    if plan.first_layers or plan.last_layers:
+        said.append(f"ends{plan.first_layers or '–'}/{plan.last_layers or '–'}")
+    if plan.cuda_graph:
+        said.append("graphs")
+    return " ".join(said)
 
 
 def differences(winner: Candidate, other: Candidate) -> dict[str, float]:
@@ -67,17 +88,18 @@ def why(winner: Candidate, other: Candidate, objective: str = "time") -> tuple[s
 
 def _head(winner: Candidate, other: Candidate, objective: str) -> str:
     gap = (other.time_s - winner.time_s) / other.time_s
-    slower = f"{abs(gap):.1%} {'faster' if gap > 0 else 'slower'}" if abs(gap) > 1e-4 else "as fast"
-    times = f"{step_text(winner.time_s)} a step instead of {step_text(other.time_s)}"
+    slower = f"{_share(abs(gap))} {'faster' if gap > 0 else 'slower'}" if abs(gap) > 1e-4 else "as fast"
+    times = "{} a step instead of {}".format(*_apart(winner.time_s, other.time_s))
+    one, two = label(winner.plan), label(other.plan)
     if objective == "time":
         if slower == "as fast":
-            return f"{winner.plan} is as fast as {other.plan}, and before it for its memory."
-        return f"{winner.plan} is {slower} than {other.plan}: {times}."
+            return f"{one} is as fast as {two}, and before it for its memory."
+        return f"{one} is {slower} than {two}: {times}."
     mine, theirs = winner.value(objective), other.value(objective)
     show = format_money if objective == "cost" else format_energy
-    one = "machine" if winner.nodes == 1 else "machines"
-    machines = "" if winner.nodes == other.nodes else f", on {winner.nodes} {one} instead of {other.nodes}"
-    return (f"{winner.plan} takes {(theirs - mine) / theirs:.1%} less {_WORDS[objective]} than {other.plan}: "
+    noun = "machine" if winner.nodes == 1 else "machines"
+    machines = "" if winner.nodes == other.nodes else f", on {winner.nodes} {noun} instead of {other.nodes}"
+    return (f"{one} takes {_share((theirs - mine) / theirs)} less {_WORDS[objective]} than {two}: "
             f"{show(mine)} a step instead of {show(theirs)}{machines}; it is {slower}: {times}.")  # fmt: skip
 
 
@@ -87,7 +109,7 @@ _WORDS = {"cost": "money", "energy": "energy"}
 def _part(name: str, value: float, winner: Candidate, other: Candidate) -> str:
     """``1.2 s of the pipeline's bubble (0.3 s instead of 1.5 s: 64 micro-batches on 4 stages, not 16 on 8)``."""
     cause = _cause(name, winner.plan, other.plan)
-    figures = f"{_time(winner.parts[name])} instead of {_time(other.parts[name])}"
+    figures = "{} instead of {}".format(*_apart(winner.parts[name], other.parts[name]))
     return f"{format_time(abs(value))} of {NAMES[name]} ({figures}{': ' + cause if cause else ''})"
 
 
@@ -129,8 +151,27 @@ def step_text(seconds: float) -> str:
     return f"{seconds:.1f} s" if 59.95 <= seconds < 3600.0 else format_time(seconds)
 
 
-def _time(seconds: float) -> str:
-    return step_text(seconds) if seconds else "none"
+def _apart(one: float, two: float) -> tuple[str, str]:
+    """Two times with as many digits as tell them apart.
+
+    >>> _apart(17.96, 18.0), _apart(0.0, 0.5), _apart(7262.0, 7263.4)
+    (('17.96 s', '18.00 s'), ('none', '500 ms'), ('7262.0 s', '7263.4 s'))
+    """
+    texts = tuple(step_text(value) if value else "none" for value in (one, two))
+    if texts[0] != texts[1] or one == two:
+        return texts[0], texts[1]
+    unit, size = ("s", 1.0) if one >= 1.0 else ("ms", 1e-3) if one >= 1e-3 else ("µs", 1e-6)
+    for digits in range(12):
+        texts = tuple(f"{value / size:.{digits}f} {unit}" for value in (one, two))
+        if texts[0] != texts[1]:
+            break
+    return texts[0], texts[1]
+
+
+def _share(value: float) -> str:
+    """Per cent, written as in the tables beside it: ``0.3 %``, ``49 %``."""
+    percent = 100.0 * value
+    return "< 0.1 %" if percent < 0.1 else f"{percent:.1f} %" if percent < 9.95 else f"{percent:.0f} %"
 
 
 def _named(setting: str) -> str:

@@ -46,5 +46,7 @@ def _from_file(path: Path) -> LLMConfig:
         data = documents.read_json(path, "config.json")
         if not isinstance(data, dict):
             raise InputError("not a JSON object", str(path), "give a config.json")
-        return from_hf_config(data, path.parent.name or None, str(path))
+        # Such files are kept as NAME/config.json, or under a name of their own.
+        name = path.parent.name if path.stem == "config" else ""
+        return from_hf_config(data, name or path.stem, str(path))
     return config_from_mapping(documents.read_toml(path, "TOML configuration"), path.stem, str(path))

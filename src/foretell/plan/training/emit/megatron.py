@@ -178,13 +178,19 @@ def write(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> str:
 
 def _comments(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> Iterator[str]:
     yield f"# Megatron-LM core {VERSION}: {plan.devices} devices, {_word(cluster.name)}."
-    yield "# Start on every machine with: torchrun $(grep -v '^#' THIS_FILE) DATA_AND_OPTIMIZER_OPTIONS"
+    size = machines(cluster)
+    meet = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT " if size is not None and size[0] > 1 else ""
+    yield f"# Start on every machine with: torchrun {meet}$(grep -v '^#' THIS_FILE) DATA_AND_OPTIMIZER_OPTIONS"
+    if meet:
+        yield "# HOST:PORT is a free port of one of the machines, the same on all."
     if plan.zero >= 2:
         yield "# CUDA_DEVICE_MAX_CONNECTIONS must not be 1: Megatron-FSDP wants several."
     elif plan.tp > 1 or plan.cp > 1:
         yield "# Set CUDA_DEVICE_MAX_CONNECTIONS=1, which tensor and context parallelism want before Blackwell."
     for name, reason in unsaid_model(config).items():
         yield f"# not said of the model: {name} {_word(str(getattr(config, name)))}: {reason}"
+    if config.positions == "rope":
+        yield "# not said of the model: --rotary-base (10000 unless given): take it from the model's config"
     for name, reason in unsaid(config, plan).items():
         yield f"# not said: {name} {getattr(plan, name)}: {reason}"
 

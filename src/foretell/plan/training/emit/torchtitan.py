@@ -134,6 +134,8 @@ def _refuse(config: LLMConfig, plan: TrainingPlan) -> None:
 def _comments(config: LLMConfig, plan: TrainingPlan, cluster: Cluster) -> Iterator[str]:
     size = machines(cluster)
     start = "torchrun" if size is None else f"torchrun --nnodes {size[0]} --nproc-per-node {size[1]}"
+    if size is not None and size[0] > 1:  # HOST:PORT is a free port of one machine, the same on all
+        start += " --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
     yield f"# torchtitan {VERSION}: {plan.devices} devices, {_plain(cluster.name)}."
     yield f"# Start on every machine with: {start} -m torchtitan.train --job.config_file THIS_FILE"
     yield "# torchtitan takes a model by name: set [model] name to its architecture, and register this flavor with"
