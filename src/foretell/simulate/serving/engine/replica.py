@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foretell.errors import InputError
 from foretell.simulate.serving.batch import Batch
-from foretell.simulate.serving.engine.rank import Rank
+from foretell.simulate.serving.engine.rank import Rank, Row
 from foretell.simulate.serving.engine.sequence import Seq
 from foretell.simulate.serving.engine.served import RunsWriter
 
@@ -124,17 +124,16 @@ class Replica:
             longest = float(times[0]) if len(rows) == 1 else float(times.max())
             self._ends = np.array((now_s + (longest + stall),))
         else:
-            longest = self._run(rows, steps)
             ends = np.empty(steps + 1)
             ends[0] = now_s
-            ends[1:] = longest
+            ends[1:] = self._run(rows, steps)
             self._ends = np.cumsum(ends)[1:]
         if not now_s < self._ends[-1] < np.inf:
             raise InputError(f"an iteration of {rows[0]} takes {self._ends[-1] - now_s} s", "iterations")
         self._steps = steps
         return True
 
-    def _run(self, rows: list[tuple[float, ...]], steps: int) -> Floats:
+    def _run(self, rows: list[Row], steps: int) -> Floats:
         """Seconds of each of `steps` iterations of decoding sequences alone."""
         columns = np.zeros((7, len(rows), steps))
         for at, row in enumerate(rows):

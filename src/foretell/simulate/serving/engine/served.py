@@ -90,7 +90,7 @@ class RunsWriter:
         order = np.lexsort((ints[:, 1], floats[:, 0], ints[:, 0]))
         columns = {name: floats[order, at] for at, name in enumerate(names[:_FLOATS])}
         columns |= {name: ints[order, at].astype(np.int32, copy=False) for at, name in enumerate(names[_FLOATS:])}
-        return Runs(**columns)  # type: ignore[arg-type]
+        return Runs(**columns)
 
 
 @dataclass(frozen=True, slots=True)
