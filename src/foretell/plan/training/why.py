@@ -155,7 +155,7 @@ def _apart(one: float, two: float) -> tuple[str, str]:
     """Two times with as many digits as tell them apart.
 
     >>> _apart(17.96, 18.0), _apart(0.0, 0.5), _apart(7262.0, 7263.4)
-    (('17.96 s', '18.00 s'), ('none', '500 ms'), ('7262.0 s', '7263.4 s'))
+    (('17.96 s', '18.00 s'), ('none', '500 ms'), ('7262 s', '7263 s'))
     """
     texts = tuple(step_text(value) if value else "none" for value in (one, two))
     if texts[0] != texts[1] or one == two:
