@@ -63,13 +63,16 @@ def items() -> list[Item]:
     """(row, what is compared, weight), the same for the same tables.
 
     SGLang processes all waiting prompts before it decodes on: in a closed loop of equal requests they then stay in
-    step, and no prompt falls between tokens. The closed form does not know that, so rows of long prompts are left out.
+    step, and no prompt falls between tokens. The closed form does not know that, so rows of long prompts are left out;
+    so are vLLM's with data-parallel ranks, whose hosts must agree on each iteration.
     """
     draw, found = random.Random(0), []
     for source, measured, weight, share in FITTED:
         for row in rows(source):
             in_step = row.engine == "sglang" and row.isl >= 4 * row.osl
-            if row.split == "fit" and getattr(row, measured) > 0 and not in_step and draw.random() < share:
+            agreed = row.engine == "vllm" and row.plan.dp > 1
+            wanted = row.split == "fit" and getattr(row, measured) > 0 and not in_step and not agreed
+            if wanted and draw.random() < share:
                 found.append((row, measured, weight))
     return found
 

@@ -214,14 +214,18 @@ def test_older_engines_wait_longer_for_their_hosts() -> None:
 
 
 def test_decoding_beside_prompts_reads_the_cache_again() -> None:
-    """LLMServingSim's profile of an RTX PRO 6000: 2.6 times as long with four heads a key head, 4.8 with eight."""
+    """LLMServingSim's profile of an RTX PRO 6000: 64 to 256 sequences of 4,096 to 16,384 tokens take 2.5 times as long
+    beside 16 tokens of a prompt with four heads a key head, 4.5 times with eight; 8 to 32 of 1,024 or 2,048 take 1.3
+    and 2.2 times as long (medians)."""
     card = device("rtx-pro-6000-server")
-    alone = Batch.of(decode_seqs=64, decode_tokens=64 * 8192)
-    beside = Batch.of(decode_seqs=64, decode_tokens=64 * 8192, prefill_seqs=1, prefill_tokens=16)
-    for name, longer in (("llama-3.1-8b", 2.6), ("qwen3-32b", 4.8)):
+    n, tokens = [128, 16], [128 * 8192, 16 * 1448]
+    alone = Batch.of(decode_seqs=n, decode_tokens=tokens)
+    beside = Batch.of(decode_seqs=n, decode_tokens=tokens, prefill_seqs=1, prefill_tokens=16)
+    for name, longer in (("llama-3.1-8b", (2.5, 1.3)), ("qwen3-32b", (4.5, 2.2))):
         it = Iterations.of(llm.config(name), ServingPlan(), card)
-        ratio = it.parts(beside)["attention"][0] / it.parts(alone)["attention"][0]
-        assert ratio == pytest.approx(longer, rel=0.12)
+        ratio = it.parts(beside)["attention"] / it.parts(alone)["attention"]
+        np.testing.assert_allclose(ratio, longer, rtol=0.45)
+        assert ratio[0] == pytest.approx(longer[0], rel=0.15)
         sglang = Iterations.of(llm.config(name), ServingPlan(engine="sglang"), card)
         assert sglang.parts(beside)["attention"][0] < 1.1 * sglang.parts(alone)["attention"][0]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from foretell.cost.energy import power_of
 from foretell.cost.kv_budget import Budget, kv_budget
+from foretell.cost.rates import matrix_rate
 from foretell.errors import InfeasibleError, InputError
 from foretell.hardware import Device
 from foretell.hardware.cluster import Cluster, cluster
@@ -36,6 +37,10 @@ _MOST_ROWS, _MOST_SEQUENCES, _MOST_KEYS = 16384, 2048, 1 << 20
 #: Decoding sequences up to which engines capture CUDA graphs (vLLM's, SGLang's and TensorRT-LLM's defaults are 256 to
 #: 512 on cards of this size).
 _GRAPHED = 512.0
+#: L2's sizes that all heads walk in one layer, beside prompts, when half of what they share is no longer in L2.
+_KEPT = 40.0
+#: Query rows of the smallest tile for prompts, and the share of reads that tells kernels which pack heads all the same.
+_TILE, _PACKED = 64.0, 0.1
 #: Heads that share a tile of latent attention's kernels (FlashMLA).
 _LATENT_HEADS = 64.0
 
@@ -96,7 +101,8 @@ class Iterations:
         context = batch.decode_tokens / np.maximum(batch.decode_seqs, 1.0) + 1.0
         for window, surface in self.decode_attention:
             seen = context if window is None else np.minimum(context, float(window))
-            result += self._beside_prompts(batch) * surface.rows(which, batch.decode_seqs, seen)
+            found = surface.rows(which, batch.decode_seqs, seen)
+            result += found * self._beside_prompts(batch, window, seen, found[PARTS.index("attention")])
         if np.any(batch.prefill_tokens > 0.0):
             each = np.maximum(batch.prefill_seqs, 1.0)
             for window, surface in self.prefill_attention:
@@ -107,17 +113,26 @@ class Iterations:
                 result += surface.rows(which, batch.prefill_tokens, seen)
         return np.asarray(np.where(batch.tokens > 0.0, result, 0.0))
 
-    def _beside_prompts(self, batch: Batch) -> Floats | float:
-        """By how much attention of decoding sequences takes longer where prompts are in the same kernel.
+    def _beside_prompts(self, batch: Batch, window: int | None, seen: Floats, alone: Floats) -> Floats | float:
+        """By how much attention of decoding sequences takes longer than `alone` with prompts in the same kernel.
 
-        vLLM's attention of variable lengths then has tiles for prompts: the heads of a decoding sequence that share a
-        key head are not in one of them, and each reads keys and values for itself, from L2 as far as they are there.
+        vLLM's attention of variable lengths then has tiles for prompts. Heads of a decoding sequence that share a key
+        head are not in one tile: each fills one of its own with what it has not, and reads keys and values for itself,
+        from L2 while they are still there. Kernels for Hopper put them in one tile all the same.
         """
-        if self.plan.engine != "vllm" or self.config.mla is not None:
+        again = self.costs.constants[f"attention.unpacked.{generation(self.device)}"]
+        if self.plan.engine != "vllm" or self.config.mla is not None or not again:
             return 1.0
         heads, kv_heads = sizes.heads_of(self.config, self.plan)
-        again = self.costs.constants[f"attention.unpacked.{generation(self.device)}"]
-        return np.where(batch.prefill_tokens > 0.0, 1.0 + (heads / kv_heads - 1.0) * again, 1.0)
+        both = self.config.query_dim + self.config.value_dim
+        walked = batch.decode_seqs * seen * heads * both * FORMAT_BYTES[self.plan.kv_dtype]
+        lost = walked / (walked + _KEPT * float(self.device.l2_bytes or 6 << 20))
+        layers = sum(group.layers for group in self.config.groups if group.window == window)
+        work = 2.0 * _TILE * batch.decode_seqs * heads * seen * both * layers
+        rate = matrix_rate(self.device, "bf16").flops_per_s * self.costs.constants["attention.filled"]
+        filled = work / rate / np.maximum(alone, 1e-12) * (again > _PACKED)
+        longer = np.maximum(filled, 1.0 + (heads / kv_heads - 1.0) * again * lost)
+        return np.where((batch.prefill_tokens > 0.0) & (alone > 0.0), longer, 1.0)
 
     def parts(self, batch: Batch) -> dict[str, Floats]:
         """Seconds by part, (iterations,) each; they sum to `time_s`. ``host`` is what the device waits for the host."""
