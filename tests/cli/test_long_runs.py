@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,12 @@ def test_what_is_wrong_or_cannot_be(run: Run) -> None:
     small = run(*(word if word != "4x dgx-a100" else "1x 4x a100-sxm4-40gb" for word in STAGES[:9]), "--pp", "4")
     assert small.exit_code == 3
     assert "GiB" in small.stderr or "GB" in small.stderr
+
+
+def test_hints_name_only_options_of_these_commands(run: Run) -> None:
+    for asked in (STAGES, (*PLACE, "no-such-file")):
+        wrong = run(*(word if word != "8" else "3" for word in asked))
+        assert wrong.exit_code == 2
+        shown = set(re.findall(r"--[a-z-]+", wrong.stderr))
+        assert "--tp" in shown
+        assert shown <= {"--global-batch", "--seq-len", "--mbs", "--tp", "--pp"}

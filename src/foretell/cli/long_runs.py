@@ -116,7 +116,9 @@ def _plan(
     )  # fmt: skip
     violations = [v for v in explain(config, made, cluster) if v.rule != "layers"]  # stages need not be equal here
     if violations:
-        raise illegal_error(violations)
+        raise illegal_error(
+            violations, asked=made, options=("global_batch", "seq_len", "micro_batch", "tp", "pp")
+        )
     return config, made, cluster
 
 
