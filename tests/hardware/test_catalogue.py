@@ -18,7 +18,7 @@ from foretell.hardware.loader import DATA
 
 catalogue_module = __import__("foretell.hardware.catalogue", fromlist=["catalogue"])
 
-# The names the issue asks for.
+# Names that people ask for.
 NEEDED = frozenset(
     word
     for line in (
