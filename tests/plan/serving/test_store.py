@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -75,3 +76,10 @@ def test_damage_is_said(tmp_path: Path) -> None:
     db.close()
     with Results(path, {}) as results, pytest.raises(InputError, match="is damaged"):
         results.of("k", lambda: {"x": 1})
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="is a pipe"):
+        Results(pipe, {"asked": 1})

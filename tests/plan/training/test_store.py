@@ -16,6 +16,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.hardware import cluster
+from foretell.plan import database
 from foretell.plan.training import search as module
 from foretell.plan.training import store as stores
 from foretell.plan.training.rows import VALUES, Part, Rows, budget_bytes, evaluate
@@ -264,7 +265,7 @@ def test_rows_that_cannot_be_are_refused(part: Part, tmp_path: Path, change: str
 
 def test_only_one_search_writes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plans.sqlite"
-    monkeypatch.setattr(stores, "_WAIT_S", 0.1)
+    monkeypatch.setattr(database, "_WAIT_S", 0.1)
     with Store(path, QUESTION), pytest.raises(InputError, match="is in use by another search"):
         Store(path, QUESTION)
     Store(path, QUESTION).close()

@@ -11,107 +11,56 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-import foretell
 from foretell.errors import InputError
+from foretell.plan.database import Database, code_digest, question_text
 from foretell.plan.training.rows import VALUES, Part, Rows
 from foretell.simulate.training.plan import CHOICES, PlanTable, TrainingPlan
 
 __all__ = ["Store", "digest_of"]
 
 _FIELDS = tuple(PlanTable.of([]).columns)
-_HEADER = b"SQLite format 3\x00"
 _FORMAT = 1
-_WAIT_S = 2.0
 #: What a result depends on besides the question.
 _ROOMS = ("graph", "hardware", "workload/llm", "cost", "simulate", "plan/training")
 
 
-@cache
 def _code_digest() -> str:
-    digest = hashlib.sha256()
-    package = Path(foretell.__file__).resolve().parent
-    for room in _ROOMS:
-        for file in sorted((package / room).rglob("*")):
-            if file.suffix in (".py", ".json", ".toml"):
-                digest.update(str(file.relative_to(package)).encode())
-                digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return code_digest(_ROOMS)
 
 
 def digest_of(question: Mapping[str, Any]) -> str:
     """What tells one search from another: the question, and the code that answers it."""
-    text = json.dumps(question, sort_keys=True, default=repr)
-    return hashlib.sha256(f"{_FORMAT} {_code_digest()} {text}".encode()).hexdigest()
+    return hashlib.sha256(f"{_FORMAT} {_code_digest()} {question_text(question)}".encode()).hexdigest()
 
 
-class Store:
+class Store(Database):
     """Results of one search in a file. A context manager; only one process at a time may write.
 
     Raises InputError where the file is not such a store, holds another search, is damaged, in use, or not writable.
     """
 
     def __init__(self, path: Path, question: Mapping[str, Any]) -> None:
-        self.path = path
-        self._where = f"--out {path}"
-        self._refuse_others()
-        try:
-            self._db = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("BEGIN IMMEDIATE")
-            self._prepare(question)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
-        except InputError:
-            self.close()
-            raise
-
-    def _refuse_others(self) -> None:
-        """Never write into a file that is something else."""
-        try:
-            if self.path.is_fifo():  # reading would wait for a writer
-                raise InputError("is a pipe", self._where, "give a new file, e.g. plans.sqlite")
-            with self.path.open("rb") as file:
-                start = file.read(len(_HEADER))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}", self._where, "give another file") from None
-        if start and start != _HEADER:
-            raise InputError("is no store of results", self._where, "give a new file, e.g. plans.sqlite")
-
-    def _prepare(self, question: Mapping[str, Any]) -> None:
-        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        digest = digest_of(question)
-        if not tables:
-            settings = ", ".join(f'"{name}" {"TEXT" if name in CHOICES else "INTEGER"}' for name in _FIELDS)
-            figures = ", ".join(f'"{name}" REAL' for name in VALUES)
-            self._db.execute("CREATE TABLE question (digest TEXT, text TEXT)")
-            self._db.execute(
+        settings = ", ".join(f'"{name}" {"TEXT" if name in CHOICES else "INTEGER"}' for name in _FIELDS)
+        figures = ", ".join(f'"{name}" REAL' for name in VALUES)
+        super().__init__(
+            path,
+            digest=digest_of(question),
+            text=question_text(question),
+            tables=("parts", "plans"),
+            create=(
                 "CREATE TABLE parts (part INTEGER PRIMARY KEY, legal INTEGER, fitting INTEGER, "
-                "least_bytes REAL, leanest TEXT)"
-            )
-            self._db.execute(f"CREATE TABLE plans (part INTEGER, {settings}, {figures})")
-            self._db.execute("CREATE INDEX by_part ON plans (part)")
-            text = json.dumps(question, sort_keys=True, default=repr)
-            self._db.execute("INSERT INTO question VALUES (?, ?)", (digest, text))
-            return
-        if tables != {"question", "parts", "plans"}:
-            raise InputError("is a database of something else", self._where, "give a new file")
-        found = self._db.execute("SELECT digest, text FROM question").fetchall()
-        if len(found) != 1:
-            raise InputError("is damaged: it names no question", self._where, "delete it, or give a new file")
-        if found[0][0] != digest:
-            same = found[0][1] == json.dumps(question, sort_keys=True, default=repr)
-            what = "this search by another version of Foretell" if same else "another search"
-            raise InputError(f"holds the results of {what}", self._where, "delete it, or give a new file")
+                "least_bytes REAL, leanest TEXT)",
+                f"CREATE TABLE plans (part INTEGER, {settings}, {figures})",
+                "CREATE INDEX by_part ON plans (part)",
+            ),
+            example="plans.sqlite",
+        )
 
     def done(self) -> tuple[int, ...]:
         """Parts of the space that are in the file."""
@@ -156,26 +105,6 @@ class Store:
             raise self._failed(error) from error
         except (ValueError, TypeError, KeyError, InputError) as error:
             raise InputError(f"is damaged: {error}", self._where, "delete it, or give a new file") from error
-
-    def _failed(self, error: sqlite3.Error) -> InputError:
-        self.close()
-        said = str(error)
-        if "locked" in said or "busy" in said:
-            return InputError("is in use by another search", self._where, "wait for it, or give another file")
-        if isinstance(error, sqlite3.OperationalError) and ("full" in said or "open" in said or "readonly" in said):
-            return InputError(f"cannot be written: {said}", self._where, "give another file")
-        return InputError(f"is damaged: {said}", self._where, "delete it, or give a new file")
-
-    def close(self) -> None:
-        """Let others have the file."""
-        if hasattr(self, "_db"):
-            self._db.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _rows(found: list[tuple[Any, ...]]) -> Rows:
