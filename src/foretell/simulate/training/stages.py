@@ -7,23 +7,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from foretell.workload.llm.config import LLMConfig
+from foretell.workload.llm.config import LLMConfig, layer_kinds
 
 Ints = npt.NDArray[np.int64]
 
-__all__ = ["layer_kinds", "layers_of"]
-
-
-@lru_cache(maxsize=256)
-def layer_kinds(config: LLMConfig) -> tuple[int, ...]:
-    """For each layer, from the first on, the index of its group in `config.groups`."""
-    index = {(group.window, group.moe): i for i, group in enumerate(config.groups)}
-    kinds = []
-    for layer in range(config.layers):
-        sliding = config.attention_pattern[layer % len(config.attention_pattern)] == "sliding"
-        moe = config.moe is not None and layer >= config.moe.first_dense and (layer + 1) % config.moe.every == 0
-        kinds.append(index[(config.sliding_window if sliding else None, moe)])
-    return tuple(kinds)
+__all__ = ["layers_of"]
 
 
 @lru_cache(maxsize=4096)
@@ -44,7 +32,8 @@ def layers_of(config: LLMConfig, pp: int, vp: int = 1, first: int = 0, last: int
     if last:
         counts[:, pp - 1] = _even(last, vp)
     ends = np.cumsum(counts.reshape(-1))
-    kinds = np.array(layer_kinds(config))
+    index = {(group.window, group.moe): i for i, group in enumerate(config.groups)}
+    kinds = np.array([index[kind] for kind in layer_kinds(config)])
     result = np.zeros((vp, pp, len(config.groups)), dtype=np.int64)
     for chunk, (start, end) in enumerate(zip(ends - counts.reshape(-1), ends, strict=True)):
         result[chunk // pp, chunk % pp] = np.bincount(kinds[max(0, start):end], minlength=len(config.groups))

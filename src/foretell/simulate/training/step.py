@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -409,6 +409,7 @@ class _Steps:
         copied = (2.0 + gradient) * (dense + expert) / (bandwidth(self.device) * self.c["stream_share"])
         return np.where(gathers, gather, 0.0), np.where(scatters, scatter, 0.0), np.where(scatters, copied, 0.0)
 
+    @cached_property
     def _held(self) -> tuple[Floats, Floats]:
         """Elements of dense and expert weights on the fullest rank of the pipeline."""
         t = self.t
@@ -430,7 +431,7 @@ class _Steps:
     def _data_parallel(self, slowest: Floats) -> tuple[Floats, Floats]:
         """Reducing gradients and gathering weights once a step, where weights are not sharded."""
         t, c = self.t, self.c
-        dense, expert = self._held()
+        dense, expert = self._held
         dense, expert = dense * self._trained(), expert * self._trained()
         gradient = np.where(t.chosen("grad_dtype", "fp32"), 4.0, 2.0)
         replicas = t["dp"] * t["cp"]
@@ -465,7 +466,7 @@ class _Steps:
         """Adam on this rank's share: gradient, two moments and master weights read, the last three and 16-bit weights
         written (30 bytes); gradients read once more for their norm and set to zero."""
         t = self.t
-        dense, expert = self._held()
+        dense, expert = self._held
         replicas = np.where(t["zero"] > 0, t.shards, 1)
         spread = np.where(t["zero"] > 0, np.maximum(1, t["tp"] * replicas // t["ep"]), 1)
         mine = dense / replicas + expert / spread

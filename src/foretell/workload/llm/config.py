@@ -208,13 +208,20 @@ class LLMConfig:
         return dataclasses.replace(self, **changes)
 
 
-@lru_cache(maxsize=256)
-def _groups(config: LLMConfig) -> tuple[LayerGroup, ...]:
-    counts: dict[tuple[int | None, bool], int] = {}
+def layer_kinds(config: LLMConfig) -> list[tuple[int | None, bool]]:
+    """Attention window (None: full) of each layer, and whether it routes to experts, from the first layer on."""
+    kinds = []
     for layer in range(config.layers):
         sliding = config.attention_pattern[layer % len(config.attention_pattern)] == "sliding"
         moe = config.moe is not None and layer >= config.moe.first_dense and (layer + 1) % config.moe.every == 0
-        key = (config.sliding_window if sliding else None, moe)
+        kinds.append((config.sliding_window if sliding else None, moe))
+    return kinds
+
+
+@lru_cache(maxsize=256)
+def _groups(config: LLMConfig) -> tuple[LayerGroup, ...]:
+    counts: dict[tuple[int | None, bool], int] = {}
+    for key in layer_kinds(config):
         counts[key] = counts.get(key, 0) + 1
     several_windows = len({window for window, _ in counts}) > 1
     several_mlps = len({moe for _, moe in counts}) > 1
