@@ -178,7 +178,7 @@ LastLayers = _count("--last-layers", "Layers of the last stage.")
 AttentionKernels = _word("--attention", "flash (the default), flash2 or unfused.")
 ContextScheme = _word("--context-scheme", "ring (the default), a2a or allgather.")
 Dispatcher = _word("--dispatcher", "alltoall (the default), allgather or deepep.")
-Overlap = _word("--overlap", "tp, ep or tp,ep: communication beside compute.")
+Overlap = _word("--overlap", "tp, ep or tp,ep: communication beside compute; none.")
 NoSp = Annotated[
     bool, typer.Option("--no-sp", help="No sequence parallelism with tp.", rich_help_panel=MANY)
 ]

@@ -163,6 +163,7 @@ def train(
     from foretell import report
     from foretell.cli import files
     from foretell.cli.terminal import progress, show, show_text
+    from foretell.cli.training import experts_only
     from foretell.errors import InputError, unknown
     from foretell.hardware import cluster as named_cluster
     from foretell.plan.training.search import search
@@ -190,6 +191,7 @@ def train(
     if seq_len is not None:
         given["seq_len"] = seq_len
     imported, config, format_, notes = _start(start, workload, given, cluster.device_count)
+    experts_only(config, "--dispatcher", dispatcher)
     values: dict[str, Any] = imported.to_dict() if imported is not None else {"framework": "megatron"}
     values |= given
     taken = None

@@ -96,6 +96,7 @@ def predict_training(context: typer.Context, workload: str, on: str) -> None:
         files.check(asked["html"], None, 1, workload)
     tokens = None if asked["tokens"] is None else opt.tokens(asked["tokens"])
     plan, notes = _plan(asked, names, cluster.device_count)
+    experts_only(config, "--dispatcher", asked["dispatcher"])
     runs = () if asked["calibrate_from"] is None else read_runs(asked["calibrate_from"], config)
     with progress("Predicting"):
         found = predict(
@@ -111,6 +112,16 @@ def predict_training(context: typer.Context, workload: str, on: str) -> None:
             show_text(f"\nwrote {asked['html']}")
     if found.excess:
         raise InfeasibleError(found.excess)
+
+
+def experts_only(config: LLMConfig, option: str, value: str | None) -> None:
+    """Refuse an option about experts where the model has none."""
+    from foretell.errors import InputError
+
+    if value is not None and config.moe is None:
+        raise InputError(
+            f"{config.name} has no experts to dispatch tokens to", f"{option} {value[:40]}", "leave it out"
+        )
 
 
 def _config(workload: str, devices: int) -> LLMConfig:
@@ -174,9 +185,10 @@ def _plan(asked: Mapping[str, Any], names: Sequence[str], devices: int) -> tuple
         values |= {"recompute": "full", "recompute_layers": int(text)}
     elif text is not None:
         values["recompute"] = text
-    for word in [] if asked["overlap"] is None else [word.strip() for word in asked["overlap"].split(",")]:
+    words = asked["overlap"] or "none"
+    for word in [] if words.strip() == "none" else [word.strip() for word in words.split(",")]:
         if word not in ("tp", "ep"):
-            raise unknown("communication to overlap", word, ("tp", "ep"))
+            raise unknown("communication to overlap", word, ("tp", "ep", "none"))
         values[f"overlap_{word}"] = True
     if asked["lora"] is not None:
         lora = parse_lora(asked["lora"])

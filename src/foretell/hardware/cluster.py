@@ -222,6 +222,7 @@ GRAMMAR = (
     " such as '4x dgx-a100 + 2x dgx-h100 over ib-hdr' or '2x 8x l40s over roce-100'"
 )
 _COUNTED = re.compile(r"(\d+)\s*[x×*]\s*")
+_MOST_NODES = 1_000_000  # far above any machine there is, and small enough for what multiplies it
 _OVER = re.compile(r"\s+over\s+", re.IGNORECASE)
 
 
@@ -246,6 +247,8 @@ def cluster(text: str) -> Cluster:
         raise InputError(f"cluster {text!r} needs one network after one 'over'", None, GRAMMAR)
     groups = tuple(_group(part, text) for part in body.split("+"))
     total = sum(count for count, _ in groups)
+    if total > _MOST_NODES:
+        raise InputError(f"a cluster of {total:,} nodes, want at most {_MOST_NODES:,}", text[:80])
     if total == 1 and over:
         raise InputError(f"cluster {text!r} has one node and so no network", None, "leave out 'over …'")
     return Cluster(text.strip(), groups, None if total == 1 else _between(groups, over, text))

@@ -122,6 +122,11 @@ class TrainingPlan:
                 most = 3 if field.name == "zero" else 2**31
                 if not least <= value <= most:
                     raise InputError(f"{field.name} is {value}, want {least} to {most}", "training plan")
+        if self.document_len > self.seq_len:
+            raise InputError(
+                f"document_len is {self.document_len}, more than the {self.seq_len} tokens of a sequence",
+                "training plan", "documents are cut where a sequence ends: leave it out",
+            )  # fmt: skip
 
     @property
     def devices(self) -> int:
