@@ -178,7 +178,7 @@ def test_html_escapes_and_loads_nothing(run: Run, tmp_path: Path) -> None:
         (("--import", "/no/such/file"), "no such file"),
         (("--global-batch", "0"), "global_batch is 0"),
         (("--nodes", "3"), "3 machines"),
-        (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--json"), "--json: is for machines of one kind"),
+        (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--html", "x.html"), "--html: is for machines of one kind"),
         (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--objective", "cost"), "is for machines of one kind"),
         (("--on", "2x dgx-h100 + 2x dgx-a100 over ib-hdr", "--vp", "2"), "vp cannot be pinned on machines of several"),
     ],
@@ -221,6 +221,10 @@ def test_machines_of_several_kinds_share_the_work(run: Run) -> None:
     assert "2x dgx-h100:" in result.stdout
     assert "2x dgx-a100:" in result.stdout
     assert "The step is that of the slowest kind" in result.stdout
+    data = json.loads(run("plan", "train", "llm:llama-3-8b", "--on", on, *ASKED[5:], "--tp", "2", "--json").stdout)
+    jsonschema.validate(data, schema("foretell.shared-plan/1"))
+    assert all(sum(kind["machines"] for kind in one["kinds"]) == 4 for one in data["best"])
+    assert [one["time_s"] for one in data["best"]] == sorted(one["time_s"] for one in data["best"])
 
 
 def test_help_names_every_setting(run: Run) -> None:

@@ -206,12 +206,13 @@ def train(
     settings: dict[str, Any] = {name: values[name] for name in shared_names if name in values}
     kinds = {node.name for _, node in cluster.groups}
     if len(kinds) > 1:
-        only = {"--emit": emit, "--json": json, "--html": html, "--out": out, "--import": start, "--nodes": nodes}
+        only = {"--emit": emit, "--html": html, "--out": out, "--import": start, "--nodes": nodes}
         for option, value in only.items():
             if value:
                 raise InputError("is for machines of one kind", option, "leave it out, or plan each kind by itself")
         if objective != "time":
             raise InputError("is for machines of one kind", f"--objective {objective}", "take time")
+        from foretell.plan.training.uneven import document as shared_plan
         from foretell.plan.training.uneven import search_uneven
 
         with progress("Sharing out the work"):
@@ -220,7 +221,11 @@ def train(
                 global_batch=values["global_batch"], seq_len=values["seq_len"], framework=values["framework"],
                 max_memory=_share(max_memory), top=top, settings=settings, pinned=pinned,
             )  # fmt: skip
-        show(report.uneven_view(config, cluster, shared_out, None if tokens is None else opt.tokens(tokens)))
+        run = None if tokens is None else opt.tokens(tokens)
+        if json:
+            show_text(report.json_text(shared_plan(config, cluster, shared_out, run)))
+        else:
+            show(report.uneven_view(config, cluster, shared_out, run))
         return
     with progress("Searching") as update:
         found = search(

@@ -23,6 +23,7 @@ SCHEMAS: tuple[str, ...] = (
     "foretell.serving-plan/1",
     "foretell.serving/1",
     "foretell.shapes/1",
+    "foretell.shared-plan/1",
     "foretell.training-run/1",
     "foretell.training-step/1",
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from foretell.simulate.training.step import steps
 from foretell.units import format_bytes
 from foretell.workload.llm.config import LLMConfig
 
-__all__ = ["Kind", "Uneven", "balanced", "search_uneven"]
+__all__ = ["Kind", "Uneven", "balanced", "document", "search_uneven"]
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ZERO = {"megatron": (1, 3), "deepspeed": (1, 3), "fsdp2": (2, 3)}
@@ -66,6 +66,33 @@ class Uneven:
     def tokens_per_s(self) -> float:
         """Tokens a second, all devices together."""
         return self.plan.tokens / self.time_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON takes them."""
+        return {
+            "by": self.by,
+            "plan": self.plan.to_dict(),
+            "kinds": [asdict(kind) for kind in self.kinds],
+            "time_s": self.time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "cost_usd": self.cost_usd,
+        }
+
+
+def document(config: LLMConfig, cluster: Cluster, found: Sequence[Uneven], tokens: float | None) -> dict[str, Any]:
+    """What was `found`, fastest first, as plain values of schema ``foretell.shared-plan/1``."""
+    plan = found[0].plan
+    return {
+        "schema": "foretell.shared-plan/1",
+        "workload": f"llm:{config.name}",
+        "cluster": cluster.name,
+        "devices": cluster.device_count,
+        "global_batch": plan.global_batch,
+        "seq_len": plan.seq_len,
+        "framework": plan.framework,
+        "tokens": tokens,
+        "best": [one.to_dict() for one in found],
+    }
 
 
 def balanced(
