@@ -476,7 +476,9 @@ def test_a_host_tier_drops_what_was_used_least_recently() -> None:
     assert tier.has((1, 0))
     tier.put((1, 2))
     assert [tier.has((1, place)) for place in range(3)] == [True, False, True]
-    assert (len(tier), tier.load_s(3), tier.load_s(0)) == (2, 3.0, 0.0)
+    keys = [(1, place) for place in range(3)]
+    assert (len(tier), tier.load_s(keys, 5.0), tier.load_s([], 5.0)) == (2, 3.0, 0.0)
+    assert tier.load_s(keys[:1], 6.0) == 3.0  # behind what is on the link for two seconds more
 
 
 def test_a_table_gives_the_times_it_was_made_from() -> None:

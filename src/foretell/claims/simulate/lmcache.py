@@ -196,8 +196,8 @@ CLAIMS = (
         how="modelled",
         run=_throughput,
         note="Iterations, scheduling and both caches are simulated; how many documents there are decides how much the"
-        " GPU's own cache misses, and is not in the abstract. Section 8 reports 2.3 to 14 times over five models. An"
-        " iteration waits for what it loads; the authors overlap loading with other requests' iterations.",
+        " GPU's own cache misses, and is not in the abstract. Section 8 reports 2.3 to 14 times over five models."
+        " Loading runs beside other requests' iterations.",
     ),
     Claim(
         id=f"{SYSTEM}/first-token",

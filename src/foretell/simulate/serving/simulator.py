@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from heapq import heappop, heappush
 from types import MappingProxyType
 
@@ -65,6 +66,7 @@ def serve(
     decode_iterations: Costs | None = None,
     decode_plan: ServingPlan | None = None,
     tier: Tier | None = None,
+    blocking_loads: bool = False,
     exact: bool = False,
     seed: int = 0,
 ) -> Served:
@@ -78,7 +80,8 @@ def serve(
     A plan with ``prefill_replicas`` and ``decode_replicas`` runs prompts on the first and sends their caches over
     `kv_link` to the others, which may have `decode_iterations` and a `decode_plan` of their own. `host_link` leads to
     host memory of ``host_kv_bytes``, for preemption by swap or else for evicted blocks; `tier` takes its place for
-    these. `seed` is for routers that draw lots.
+    these. A sequence waits for what is loaded from there while others go on; with `blocking_loads` the iteration that
+    admits it waits. `seed` is for routers that draw lots.
 
     A request that can never be served is refused, with the reason, and all others are served to their last token.
     Raises InfeasibleError where not one block fits, InputError where the plan and the arguments do not go together.
@@ -95,7 +98,7 @@ def serve(
     if split and plan.engine == "static":
         raise InputError("static batches end where they began", "serving plan", "disaggregate another engine")
     later_plan, later = decode_plan or plan, decode_iterations or iterations
-    event_loop = _Simulation(plan, requests, kv_link if split else None, seed)
+    event_loop = _Simulation(plan, requests, kv_link if split else None, blocking_loads, seed)
     policy = _scheduler(scheduler, plan)
     lag = overlaps(plan) if overlap is None else overlap
     route = ROUTERS.named(plan.router if router is None else router).run if not callable(router) else router
@@ -132,7 +135,9 @@ class _Simulation:
 
     route: Router
 
-    def __init__(self, plan: ServingPlan, requests: Requests, kv_link: Link | None, seed: int) -> None:
+    def __init__(
+        self, plan: ServingPlan, requests: Requests, kv_link: Link | None, blocking_loads: bool, seed: int
+    ) -> None:
         count = len(requests)
         self.requests = requests
         #: By number, the lanes of each: batches that are on their way through its pipeline at a time.
@@ -141,11 +146,13 @@ class _Simulation:
         #: Index of the first replica that only decodes; 0: all do everything.
         self.first_decoder = 0
         self._kv_link = kv_link
+        self._blocking_loads = blocking_loads
+        self._ranks = 0
         self._rng = random.Random(seed)
         self._writer = RunsWriter()
         self._capacity: list[int] = []
         self._costs: list[Costs] = []
-        #: Void where a replica's serial has moved on; the last entry is a cache that has arrived.
+        #: Void where a replica's serial has moved on; with a sequence, its cache has arrived from another or a tier.
         self._events: list[tuple[float, int, int, int, Seq | None, Rank | None]] = []
         self._serial = 0
         self._link_free: list[float] = []
@@ -185,7 +192,7 @@ class _Simulation:
         host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
         plan = plan.replace(max_num_seqs=-(-plan.max_num_seqs // plan.pp))
         ranks = []
-        for _ in range(plan.pp * plan.dp):
+        for index in range(plan.pp * plan.dp):
             below = tier
             if below is None and host and link is not None and not swaps:
                 below = HostTier(host, block_bytes, link)
@@ -194,11 +201,15 @@ class _Simulation:
                     plan,
                     Blocks(capacity, plan.block_size, cache=plan.prefix_cache, tier=below),
                     schedule,
+                    number=self._ranks,
+                    waits=self._blocking_loads,
                     swap=(link, block_bytes, host) if swaps and link is not None else None,
                     preempted=self._note_preemption,
                     scheduled=self._note_scheduled,
+                    loading=partial(self._note_load, len(self._lanes) + index // plan.dp),
                 )
             )
+            self._ranks += 1
             ranks[-1].hands_over = hands_over
         lanes = []
         for lane in range(plan.pp):
@@ -236,6 +247,10 @@ class _Simulation:
             self._scheduled[seq.id] = self._now
             self._cached[seq.id] = cached
 
+    def _note_load(self, lane: int, rank: Rank, seq: Seq, time_s: float) -> None:
+        self._serial += 1
+        heappush(self._events, (time_s, self._serial, lane, 0, seq, rank))
+
     # Running -------------------------------------------------------------------------------------------------------
 
     def run(self, concurrency: int, offline: bool) -> None:
@@ -264,7 +279,7 @@ class _Simulation:
             now, _, index, serial, seq, rank = heappop(events)
             if seq is not None and rank is not None:
                 self._now = now
-                self._received(seq, rank, index, now)
+                (self._loaded if seq.loading else self._received)(seq, rank, index, now)
                 continue
             replica = self._lanes[index]
             if serial != replica.serial:
@@ -335,6 +350,13 @@ class _Simulation:
         self._serial += 1
         event = (start + self._kv_link.seconds(nbytes), self._serial, replica.lane, 0, seq, rank)
         heappush(self._events, event)
+
+    def _loaded(self, seq: Seq, rank: Rank, index: int, now: float) -> None:
+        """A cache has arrived from a tier: its sequence is first in line."""
+        seq.loading = False
+        replica = self._lanes[index]
+        if replica.back(rank, seq, now):
+            self._schedule(replica, replica.end_s if replica.busy else now)
 
     def _received(self, seq: Seq, rank: Rank, index: int, now: float) -> None:
         """A cache has arrived: its blocks are free where it came from, and it goes on where it is decoded."""

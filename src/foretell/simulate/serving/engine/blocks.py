@@ -8,6 +8,7 @@ all other blocks of a finished sequence can never be found again, so they are on
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from foretell.simulate.serving.engine.sequence import Seq
@@ -19,16 +20,20 @@ Key = tuple[int, ...]
 
 
 class Tier(Protocol):
-    """Where evicted blocks go and are found again: host memory, a disk, other machines. May be shared by ranks."""
+    """Where blocks are kept outside a device: host memory, a disk, other machines. May be shared by ranks."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether it gets a copy of a prefix's blocks as they are computed, and not only when they are evicted."""
 
     def put(self, key: Key, /) -> None:
-        """A block with this content is evicted from a device."""
+        """A block with this content is there to be kept."""
 
     def has(self, key: Key, /) -> bool:
         """Whether the content can be loaded."""
 
-    def load_s(self, blocks: int, /) -> float:
-        """Seconds that loading so many blocks holds an iteration up."""
+    def load_s(self, keys: Sequence[Key], now_s: float, reader: int, /) -> float:
+        """Seconds from now until these blocks are with the rank of number `reader`; links are taken for it."""
 
 
 class Blocks:
@@ -53,6 +58,11 @@ class Blocks:
     def free(self) -> int:
         """Blocks that can be taken."""
         return self.capacity - self.used
+
+    def untake(self, count: int) -> None:
+        """Give back blocks that were taken and not written to."""
+        self.used -= count
+        self._blank += count
 
     def take(self, count: int) -> None:
         """Take free blocks, the empty ones first, then those unused for longest."""
@@ -99,6 +109,11 @@ class Blocks:
                 more += 1
         return here, idle, more
 
+    def places(self, seq: Seq, since: int, count: int) -> list[Key]:
+        """Keys of so many blocks of its prompt."""
+        shared = min((seq.prompt - 1) // self.size, seq.prefix_tokens // self.size)
+        return [self._key(seq, place, shared) for place in range(since, since + count)]
+
     @staticmethod
     def _key(seq: Seq, place: int, shared: int) -> Key:
         return (seq.prefix, place) if place < shared else (seq.id, place, 0)
@@ -124,6 +139,8 @@ class Blocks:
                 if key not in self._refs:
                     self._refs[key] = 1
                     seq.keys.add(key)
+                    if self.tier is not None and self.tier.eager:
+                        self.tier.put(key)
             seq.marked = max(seq.marked, stop)
 
     def release(self, seq: Seq, tokens: int, *, again: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretell.errors import InputError
@@ -32,13 +33,16 @@ class Link:
 
 
 class HostTier:
-    """Evicted blocks in host memory, the least recently used dropped when `capacity` blocks are there."""
+    """Evicted blocks of one rank in host memory, the least recently used dropped when `capacity` blocks are there."""
+
+    eager = False
 
     def __init__(self, capacity: int, block_bytes: float, link: Link) -> None:
         self.capacity = capacity
         self._block_bytes = block_bytes
         self._link = link
         self._kept: OrderedDict[Key, None] = OrderedDict()
+        self._free_s = 0.0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -57,6 +61,9 @@ class HostTier:
             return True
         return False
 
-    def load_s(self, blocks: int) -> float:
-        """Time over the link; nothing for no block."""
-        return self._link.seconds(blocks * self._block_bytes) if blocks else 0.0
+    def load_s(self, keys: Sequence[Key], now_s: float, reader: int = 0) -> float:
+        """Time over the link, behind what it carries already; nothing for no block."""
+        if not keys:
+            return 0.0
+        self._free_s = max(self._free_s, now_s) + self._link.seconds(len(keys) * self._block_bytes)
+        return self._free_s - now_s

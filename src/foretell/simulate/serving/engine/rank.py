@@ -37,22 +37,31 @@ class Rank:
         blocks: Blocks,
         schedule: Scheduler,
         *,
+        number: int = 0,
+        waits: bool = False,
         swap: tuple[Link, float, int] | None = None,
         preempted: Callable[[Seq], None],
         scheduled: Callable[[Seq, int], None],
+        loading: Callable[[Rank, Seq, float], None],
     ) -> None:
         self.plan = plan
         self.blocks = blocks
         self.size = blocks.size
+        self.number = number
         self._schedule = schedule
+        #: An iteration waits for what it loads from a tier; else the sequence does, and others go on.
+        self._waits = waits
         #: Link to host memory, bytes of a block, and blocks that fit there.
         self._swap = swap
         self._host_free = swap[2] if swap else 0
         self._preempted = preempted
         self._scheduled = scheduled
+        self._loading = loading
         #: Came, but not seen by the scheduler yet.
         self.inbox: deque[Seq] = deque()
         self.waiting: deque[Seq] = deque()
+        #: By id: those whose cache is on its way from a tier, or has come and which wait to be admitted.
+        self.aside: dict[int, Seq] = {}
         #: By id, in order of admission; the one whose prompt is not through is `partial`.
         self.running: dict[int, Seq] = {}
         self.partial: Seq | None = None
@@ -73,6 +82,7 @@ class Rank:
         self.decode = False
         self.chunks: list[tuple[Seq, int]] = []
         self.stall_s = 0.0
+        self.now_s = 0.0
         self._sums: list[float] = [0, 0, 0.0, 0, 0]
         #: Steps for which what was decided holds if nobody comes; `deaf`: also if somebody does.
         self.hold = FOREVER
@@ -89,7 +99,8 @@ class Rank:
     @property
     def count(self) -> int:
         """Sequences that are here, in whatever state."""
-        return len(self.inbox) + len(self.waiting) + len(self.running)
+        on_their_way = sum(seq.loading for seq in self.aside.values()) if self.aside else 0
+        return len(self.inbox) + len(self.waiting) + len(self.running) + on_their_way
 
     def made(self, seq: Seq) -> int:
         """Tokens generated for a sequence."""
@@ -127,6 +138,13 @@ class Rank:
             steps += 1
         return min(steps, most)
 
+    def known(self, seq: Seq) -> int:
+        """Tokens of a waiting sequence's prompt that need not be computed: cached here, in a tier, or loaded for it."""
+        if seq.loaded:
+            return seq.loaded
+        here, _, more = self.blocks.found(seq)
+        return (here + more) * self.size
+
     # What policies do ----------------------------------------------------------------------------------------------
 
     def admit(self, seq: Seq, budget: int, *, whole: bool, reserve: bool = False, multiple: int = 1) -> int:
@@ -135,6 +153,10 @@ class Rank:
         Returns the tokens, 0 where it cannot be: `whole` prompts do not fit the budget, or blocks lack: those of the
         chunk, with `reserve` those of the whole prompt. A chunk that does not end the prompt is a multiple of
         `multiple`. A sequence that has its cache already (swapped or sent) takes one token and decodes.
+
+        Where a tier has some of its prompt the sequence leaves the line, with blocks for all of its prompt, and is
+        first in line again once that is loaded: 0 is returned, it is `loading`, and the next in line may be tried.
+        Where iterations wait for what they load, it is admitted at once.
         """
         blocks, size = self.blocks, self.size
         if seq.ready:
@@ -151,8 +173,11 @@ class Rank:
             seq.ready = False
             self._join(seq)
             return 1
-        here, idle, more = blocks.found(seq)
-        known = (here + more) * size
+        here, idle, more = (0, 0, 0) if seq.loaded else blocks.found(seq)
+        if more and not self._waits:
+            self._load(seq, here, idle, more)
+            return 0
+        known = seq.loaded or (here + more) * size
         new = seq.prompt - known
         chunk = min(new, budget)
         if chunk < new:
@@ -161,18 +186,42 @@ class Rank:
             chunk = chunk // multiple * multiple
             if not chunk:
                 return 0
-        need = -(-(seq.prompt if reserve else known + chunk) // size) - here
-        if need + idle > blocks.free:
-            return 0
-        if here:
-            blocks.hold(seq, here)
-        if more:
-            blocks.take(more)
-            self.stall_s += blocks.tier.load_s(more) if blocks.tier else 0.0
+        if seq.loaded:  # what was kept for the rest of its prompt is taken as it is computed
+            blocks.untake(-(-seq.prompt // size) - known // size)
+            del self.aside[seq.id]
+            seq.loaded = 0
+        else:
+            need = -(-(seq.prompt if reserve else known + chunk) // size) - here
+            if need + idle > blocks.free:
+                return 0
+            if here:
+                blocks.hold(seq, here)
+            if more:
+                blocks.take(more)
+                self.stall_s += self._load_s(seq, here, more)
         seq.computed = known
         self._enter(seq)
         self.prefill(seq, chunk)
         return chunk
+
+    def _load(self, seq: Seq, here: int, idle: int, more: int) -> None:
+        """Begin to load `more` blocks of the first waiting sequence's prompt, if there is room for all of it."""
+        blocks = self.blocks
+        need = -(-seq.prompt // self.size) - here
+        if need + idle > blocks.free:
+            return
+        if here:
+            blocks.hold(seq, here)
+        blocks.take(need)
+        self.waiting.popleft()
+        self.aside[seq.id] = seq
+        seq.loading, seq.loaded = True, (here + more) * self.size
+        self._loading(self, seq, self.now_s + self._load_s(seq, here, more))
+
+    def _load_s(self, seq: Seq, here: int, more: int) -> float:
+        blocks = self.blocks
+        assert blocks.tier is not None
+        return blocks.tier.load_s(blocks.places(seq, here, more), self.now_s + self.stall_s, self.number)
 
     def _enter(self, seq: Seq) -> None:
         self.waiting.popleft()
@@ -227,8 +276,19 @@ class Rank:
             seq.prompt = seq.inputs + seq.made
         seq.computed = 0
         seq.preempted = True
-        (self.waiting.append if last else self.waiting.appendleft)(seq)
+        if last:
+            self.waiting.append(seq)
+        else:
+            self._first_in_line(seq)
         self._preempted(seq)
+
+    def _first_in_line(self, *seqs: Seq) -> None:
+        """Put them before all that wait, but for those whose cache was loaded: these hold blocks, and can come in."""
+        at = 0
+        while at < len(self.waiting) and self.waiting[at].loaded:
+            at += 1
+        for seq in reversed(seqs):
+            self.waiting.insert(at, seq)
 
     def pad(self, count: int, tokens: int, total: int) -> None:
         """Static batching: run the first `count` waiting prompts, padded to `tokens`, with blocks for `total` each."""
@@ -244,10 +304,14 @@ class Rank:
 
     # Iterations ----------------------------------------------------------------------------------------------------
 
-    def form(self, limit_s: float) -> bool:
-        """Form the next iteration from what came by `limit_s`; whether there is anything to do."""
+    def form(self, limit_s: float, now_s: float) -> bool:
+        """Form the iteration that begins now from what came by `limit_s`; whether there is anything to do."""
+        self.now_s = now_s
+        loaded: list[Seq] = []
         while self.inbox and self.inbox[0].seen_s <= limit_s:
-            self.waiting.append(self.inbox.popleft())
+            seq = self.inbox.popleft()
+            (loaded if seq.loaded else self.waiting).append(seq)
+        self._first_in_line(*loaded)
         self.decode, self.chunks, self.stall_s = False, [], 0.0
         self._sums = [0, 0, 0.0, 0, 0]
         self.hold, self.deaf = FOREVER, False
@@ -368,5 +432,3 @@ SCHEDULERS: Registry[Scheduler] = Registry("scheduler", "foretell.simulate.servi
 def remaining(rank: Rank) -> int:
     """Tokens that the decoding sequences will still get."""
     return rank.due_sum - rank.rows * rank.step
-
-

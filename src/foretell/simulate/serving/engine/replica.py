@@ -85,12 +85,16 @@ class Replica:
 
     def arrive(self, seq: Seq, now_s: float) -> bool:
         """Take a sequence; whether that changes when the run ends, or wakes the replica."""
-        rank = self.place()
+        return self.back(self.place(), seq, now_s)
+
+    def back(self, rank: Rank, seq: Seq, now_s: float) -> bool:
+        """As `arrive`, on a rank: one whose cache has been loaded is there already."""
         seq.seen_s = now_s
         rank.inbox.append(seq)
         if not self.busy:
             return True
-        if self._steps == 1 or rank.deaf:
+        # Blocks are kept for what was loaded: it may come in where the first in line cannot.
+        if self._steps == 1 or (rank.deaf and not seq.loaded):
             return False
         at = 1
         if now_s > self._start_s:
@@ -104,9 +108,9 @@ class Replica:
         """Form the next iterations; whether there are any."""
         ranks = self.ranks
         limit = self._last_s if self._overlap and self._last_s >= 0.0 else now_s
-        active = [rank.form(limit) for rank in ranks]
+        active = [rank.form(limit, now_s) for rank in ranks]
         if not any(active) and limit < now_s:
-            active = [rank.form(now_s) for rank in ranks]
+            active = [rank.form(now_s, now_s) for rank in ranks]
         self.busy = any(active)
         if not self.busy:
             self._last_s = -1.0
@@ -116,7 +120,7 @@ class Replica:
         for rank in ranks:
             steps = rank.steps(steps)
             stall = max(stall, rank.stall_s)
-            if rank.inbox and not rank.deaf:  # seen by the next iteration
+            if rank.inbox and (not rank.deaf or any(seq.loaded for seq in rank.inbox)):  # seen by the next iteration
                 steps = 1
         rows = [rank.row() for rank, works in zip(ranks, active, strict=True) if works]
         if steps == 1:

@@ -14,8 +14,8 @@ class Seq:
     """
 
     __slots__ = (
-        "computed", "due", "id", "inputs", "joined", "keys", "made", "marked", "outputs", "preempted", "prefix",
-        "prefix_tokens", "prompt", "ready", "seen_s", "started", "swapped",
+        "computed", "due", "id", "inputs", "joined", "keys", "loaded", "loading", "made", "marked", "outputs",
+        "preempted", "prefix", "prefix_tokens", "prompt", "ready", "seen_s", "started", "swapped",
     )  # fmt: skip
 
     def __init__(self, id: int, inputs: int, outputs: int, prefix: int, prefix_tokens: int) -> None:
@@ -38,4 +38,7 @@ class Seq:
         self.ready = False
         #: Blocks it holds in host memory.
         self.swapped = 0
+        #: Its cache is on its way from a tier; then, tokens of its prompt that came and are here.
+        self.loading = False
+        self.loaded = 0
         self.seen_s = 0.0

@@ -163,35 +163,38 @@ class Hierarchy:
         """Share of the prefix tokens asked for that were loaded."""
         return sum(self.hit_tokens.values()) / self.asked_tokens if self.asked_tokens else 0.0
 
-    def engine_tier(self, block_tokens: int) -> EngineTier:
-        """These tiers as the engine simulator asks them: block by block, as they are evicted and found again."""
-        return EngineTier(self, block_tokens)
+    def engine_tier(self, block_tokens: int, *, eager: bool = True) -> EngineTier:
+        """These tiers as the engine simulator asks them: block by block, as they are computed and found again."""
+        return EngineTier(self, block_tokens, eager)
 
 
 class EngineTier:
-    """A hierarchy behind an engine's paged blocks: `put` what it evicts, `has` it, `load_s` of so many blocks.
+    """A hierarchy behind an engine's paged blocks: `put` a block, whether it `has` one, `load_s` of some.
 
     Keys are (prefix, place) of a block and longer ones of a preempted sequence. Blocks are kept one by one, and loaded
     in transfers of a chunk of them; with ``chunk_tokens`` of a block they go one by one, as engines' own offloading
-    moves them. An engine waits for what it loads, so its loads never queue behind each other; writes are taken to be
-    done before anything is asked for.
+    moves them. Loads queue behind each other on a tier's link; writes are taken to be done before anything is asked
+    for. An `eager` tier gets blocks of prefixes as they are computed (LMCache's way, so that other replicas find them),
+    one that is not gets them as they are evicted.
     """
 
-    def __init__(self, hierarchy: Hierarchy, block_tokens: int) -> None:
+    def __init__(self, hierarchy: Hierarchy, block_tokens: int, eager: bool = True) -> None:
         self.hierarchy = hierarchy
+        self.eager = eager
         self.block_bytes = block_tokens * hierarchy.bytes_per_token
         self.blocks_per_chunk = max(1, hierarchy.chunk_tokens // block_tokens)
-        self._known: dict[tuple[int, ...], Chunk] = {}
-        self._seen: list[Tier] = []
 
     def _chunk(self, key: tuple[int, ...]) -> Chunk:
         # Sequences' own keys have three parts; they are told from prefixes by a negative number.
         return (key[0], key[1]) if len(key) == 2 else (-1 - key[0], key[1])
 
     def put(self, key: tuple[int, ...]) -> None:
-        """A block with this content is evicted from a device."""
+        """A block with this content is there to be kept."""
+        self._put(self._chunk(key), 0)
+
+    def _put(self, chunk: Chunk, level: int) -> None:
         tiers = self.hierarchy.tiers
-        waiting = [(self._chunk(key), 0)]
+        waiting = [(chunk, level)]
         while waiting:
             chunk, level = waiting.pop()
             gone = tiers[level].put(chunk, self.block_bytes, 0.0)
@@ -208,17 +211,22 @@ class EngineTier:
         if tier is None:
             return False
         tier.touch(chunk)
-        self._seen.append(tier)
         return True
 
-    def load_s(self, blocks: int) -> float:
-        """Seconds to load the blocks last found: each tier sends its own, side by side."""
-        found = self._seen[-blocks:] if blocks else []
-        self._seen.clear()
-        slowest = 0.0
-        for tier in self.hierarchy.tiers:
-            if count := found.count(tier):
-                chunks = -(-count // self.blocks_per_chunk)
-                slowest = max(slowest, tier.send_s(chunks, count * self.block_bytes))
-                self.hierarchy.hit_tokens[tier.name] += round(count * self.block_bytes / self.hierarchy.bytes_per_token)
+    def load_s(self, keys: Sequence[tuple[int, ...]], now_s: float = 0.0, reader: int = 0) -> float:
+        """Seconds until these blocks are with an engine: each tier sends its own, side by side, behind what it sends.
+
+        They are copied to the tiers that are faster.
+        """
+        hierarchy, tiers, slowest = self.hierarchy, self.hierarchy.tiers, 0.0
+        chunks = [self._chunk(key) for key in keys]
+        levels = [next(level for level, tier in enumerate(tiers) if chunk in tier) for chunk in chunks]
+        for level, tier in enumerate(tiers):
+            if count := levels.count(level):
+                nbytes = count * self.block_bytes
+                slowest = max(slowest, tier.read(-(-count // self.blocks_per_chunk), nbytes, now_s, reader))
+                hierarchy.hit_tokens[tier.name] += round(nbytes / hierarchy.bytes_per_token)
+        for chunk, found in zip(reversed(chunks), reversed(levels), strict=True):
+            if found:
+                self._put(chunk, 0)
         return slowest

@@ -37,7 +37,8 @@ class Tier:
     `read_bytes_per_s` and `write_bytes_per_s` are towards the engine and back (inf: no time at all), in transfers of
     up to `transfer_bytes` that take `latency_s` each beside their bytes. Reads queue behind reads and writes behind
     writes. `compression` is how many times smaller chunks are kept and moved. A tier that several engines are given is
-    shared by them: what one stores, the others find.
+    shared by them: what one stores, the others find. They share its reads too, unless each has one of `own_links`, as
+    GPUs have to the memory of their host.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Tier:
         transfer_bytes: float = math.inf,
         compression: float = 1.0,
         eviction: str = "lru",
+        own_links: bool = False,
     ) -> None:
         writes = read_bytes_per_s if write_bytes_per_s is None else write_bytes_per_s
         where = f"tier {name!r}"
@@ -74,6 +76,7 @@ class Tier:
         self.transfer_bytes = transfer_bytes
         self.compression = compression
         self.eviction = eviction
+        self.own_links = own_links
         self.used_bytes = 0.0
         self.evicted = 0
         self.read_bytes = 0.0
@@ -81,7 +84,7 @@ class Tier:
         self._kept: Kept = OrderedDict()
         self._sizes: dict[Chunk, float] = {}
         self._pinned: set[int] = set()
-        self._reads_until = 0.0
+        self._reads_until: dict[int, float] = {}
         self._writes_until = 0.0
 
     def __len__(self) -> int:
@@ -126,15 +129,16 @@ class Tier:
         each = nbytes / chunks / self.compression
         return chunks * transfer_s(each, self.read_bytes_per_s, self.latency_s, self.transfer_bytes)
 
-    def load_s(self, chunks: int, nbytes: float, now: float) -> float:
-        """Seconds until they are at the engine, were they asked for now."""
-        return max(self._reads_until - now, 0.0) + self.send_s(chunks, nbytes) if chunks else 0.0
+    def load_s(self, chunks: int, nbytes: float, now: float, reader: int = 0) -> float:
+        """Seconds until they are at the engine of number `reader`, were they asked for now."""
+        queue = max(self._reads_until.get(reader * self.own_links, 0.0) - now, 0.0)
+        return queue + self.send_s(chunks, nbytes) if chunks else 0.0
 
-    def read(self, chunks: int, nbytes: float, now: float) -> float:
+    def read(self, chunks: int, nbytes: float, now: float, reader: int = 0) -> float:
         """As `load_s`, and the link is taken for it."""
-        seconds = self.load_s(chunks, nbytes, now)
+        seconds = self.load_s(chunks, nbytes, now, reader)
         if chunks:
-            self._reads_until = now + seconds
+            self._reads_until[reader * self.own_links] = now + seconds
             self.read_bytes += nbytes / self.compression
         return seconds
 

@@ -73,17 +73,17 @@ def _prompts(rank: Rank) -> None:
         seq = rank.waiting[0]
         if seq.outputs > CLIP:
             rank.memory["long"] = 1.0
-        here, _, more = rank.blocks.found(seq)
-        wanted = seq.prompt - (here + more) * size + min(rank.left(seq), CLIP)
+        # Blocks for the prompt are kept where its beginning was loaded.
+        wanted = min(rank.left(seq), CLIP) + (0 if seq.loaded else seq.prompt - rank.known(seq))
         if wanted > room and rank.running:
             rank.hold = 1 if rank.memory.get("long") else _steps_until(rank, wanted)
             return
         took = rank.admit(seq, budget, whole=not rank.plan.chunked_prefill, multiple=size)
-        if not took:
+        if not took and not seq.loading:
             return
         rank.deaf = False
         budget -= took
-        room -= wanted if rank.partial is None else took
+        room -= (wanted if rank.partial is None else took) + (seq.loaded if seq.loading else 0)
 
 
 def _steps_until(rank: Rank, wanted: int) -> int:
@@ -106,7 +106,7 @@ def _retract(rank: Rank) -> None:
     if rank.growth() <= rank.blocks.free:
         return
     order = sorted((s for s in rank.running.values() if s.joined >= 0), key=lambda s: (-rank.made(s), s.inputs, s.id))
-    while len(order) > 1:
+    while len(order) > bool(not rank.aside):  # the last one has room, unless blocks are kept for others
         rank.preempt(order.pop(), last=True)
         if rank.blocks.free * rank.size >= len(order) * RETRACT_STEPS:
             break

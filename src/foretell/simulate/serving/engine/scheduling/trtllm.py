@@ -24,15 +24,17 @@ def guaranteed_no_evict(rank: Rank) -> None:
         chunk = min(budget, part.prompt - part.computed)
         rank.prefill(part, chunk)
         budget -= chunk
-    reserved = rank.leaving + (sum(full(rank, seq) for seq in rank.running.values()) if rank.waiting else 0)
+    reserved = rank.leaving
+    if rank.waiting:
+        reserved += sum(full(rank, seq) for here in (rank.running, rank.aside) for seq in here.values())
     while rank.waiting and budget > 0:
         rank.deaf = True
         seq = rank.waiting[0]
-        wanted = full(rank, seq)
+        wanted = 0 if seq.loaded else full(rank, seq)  # counted among those aside
         if len(rank.running) >= rank.plan.max_num_seqs or reserved + wanted > rank.blocks.capacity:
             return
         took = rank.admit(seq, budget, whole=not rank.plan.chunked_prefill)
-        if not took:
+        if not took and not seq.loading:
             return
         rank.deaf = False
         reserved += wanted

@@ -45,8 +45,9 @@ def mixed(rank: Rank, *, reserve: bool) -> None:
         rank.deaf = True
         if len(rank.running) >= rank.plan.max_num_seqs:
             return
-        took = rank.admit(rank.waiting[0], budget, whole=not rank.plan.chunked_prefill, reserve=reserve)
-        if not took:
+        seq = rank.waiting[0]
+        took = rank.admit(seq, budget, whole=not rank.plan.chunked_prefill, reserve=reserve)
+        if not took and not seq.loading:
             return
         rank.deaf = False
         budget -= took
