@@ -303,10 +303,13 @@ def _scaled(found: Answer, delay: float, window: float, policy: str) -> list[tup
 
 
 def _commands(found: Answer, format: str, model: str) -> str:
+    from foretell.hardware import cluster
     from foretell.plan.serving.emit import emit
     from foretell.plan.serving.search import times
 
     parts: Sequence[str] = [
-        emit(format, times(unit.option.plan, unit.count), model, unit.option.machine) for unit in found.units
-    ]
+        emit(format, times(unit.option.plan, unit.count), model, unit.option.machine,
+             cluster(unit.option.machine).node_count)
+        for unit in found.units
+    ]  # fmt: skip
     return "\n".join(parts)

@@ -11,20 +11,69 @@ from foretell.errors import InputError, UnknownNameError
 from foretell.plan.serving.emit import FORMATS, emit, launches, read
 from foretell.simulate.serving import ServingPlan
 
-#: Options of the two engines, from vllm/engine/arg_utils.py, vllm/config and sglang/srt/server_args.py.
+#: Options that may be written, and where each engine says so. vLLM: arg_utils.py is vllm/engine/arg_utils.py (its
+#: ``add_cli_args``), cache.py is vllm/config/cache.py, both as in 0.12 and since. SGLang: the tables of
+#: docs/advanced_features/server_arguments.md as in 0.5.
 OPTIONS = {
     "vllm": {
-        "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel",
-        "--dtype", "--quantization", "--kv-cache-dtype", "--max-num-batched-tokens", "--max-num-seqs", "--block-size",
-        "--gpu-memory-utilization", "--max-model-len", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
-        "--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager", "--kv-offloading-size",
-        "--kv-transfer-config",
+        "--tensor-parallel-size": "arg_utils.py, ParallelConfig",
+        "--pipeline-parallel-size": "arg_utils.py, ParallelConfig",
+        "--data-parallel-size": "arg_utils.py, ParallelConfig",
+        "--enable-expert-parallel": "arg_utils.py, ParallelConfig",
+        "--dtype": "arg_utils.py, ModelConfig",
+        "--quantization": "arg_utils.py, ModelConfig",
+        "--max-model-len": "arg_utils.py, ModelConfig",
+        "--enforce-eager": "arg_utils.py, ModelConfig",
+        "--kv-cache-dtype": "arg_utils.py, CacheConfig",
+        "--block-size": "arg_utils.py, CacheConfig",
+        "--gpu-memory-utilization": "arg_utils.py, CacheConfig",
+        "--enable-prefix-caching": "arg_utils.py, CacheConfig",
+        "--no-enable-prefix-caching": "arg_utils.py, CacheConfig (BooleanOptionalAction)",
+        "--kv-offloading-size": "arg_utils.py, CacheConfig",
+        "--kv-offloading-backend": "arg_utils.py, CacheConfig",
+        "--max-num-batched-tokens": "arg_utils.py, SchedulerConfig",
+        "--max-num-seqs": "arg_utils.py, SchedulerConfig",
+        "--enable-chunked-prefill": "arg_utils.py, SchedulerConfig",
+        "--no-enable-chunked-prefill": "arg_utils.py, SchedulerConfig (BooleanOptionalAction)",
+        "--kv-transfer-config": "arg_utils.py, VllmConfig",
     },
     "sglang": {
-        "--model-path", "--tp-size", "--pp-size", "--dp-size", "--enable-dp-attention", "--ep-size", "--dtype",
-        "--quantization", "--kv-cache-dtype", "--chunked-prefill-size", "--max-prefill-tokens",
-        "--max-running-requests", "--page-size", "--mem-fraction-static", "--context-length", "--disable-radix-cache",
-        "--disable-cuda-graph", "--enable-hierarchical-cache", "--hicache-size", "--disaggregation-mode",
+        "--model-path": "Model and tokenizer",
+        "--context-length": "Model and tokenizer",
+        "--dtype": "Quantization and data type",
+        "--quantization": "Quantization and data type",
+        "--kv-cache-dtype": "Quantization and data type",
+        "--mem-fraction-static": "Memory and scheduling",
+        "--max-running-requests": "Memory and scheduling",
+        "--chunked-prefill-size": "Memory and scheduling",
+        "--max-prefill-tokens": "Memory and scheduling",
+        "--page-size": "Memory and scheduling",
+        "--tp-size": "Runtime options",
+        "--pp-size": "Runtime options",
+        "--dp-size": "Data parallelism",
+        "--ep-size": "Expert parallelism",
+        "--enable-hierarchical-cache": "Hierarchical cache",
+        "--hicache-size": "Hierarchical cache",
+        "--disable-radix-cache": "Optimization/debug options",
+        "--disable-cuda-graph": "Optimization/debug options",
+        "--enable-dp-attention": "Optimization/debug options",
+        "--disaggregation-mode": "PD disaggregation",
+    },
+}
+#: Values that the engines choose from, from the same places (vLLM's formats of the cache from cache.py, its methods of
+#: quantisation from vllm/model_executor/layers/quantization).
+VALUES = {
+    "vllm": {
+        "--dtype": {"auto", "half", "float16", "bfloat16", "float", "float32"},
+        "--quantization": {"awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4", "mxfp4"},
+        "--kv-cache-dtype": {"auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"},
+        "--kv-offloading-backend": {"native", "lmcache"},
+    },
+    "sglang": {
+        "--dtype": {"auto", "half", "float16", "bfloat16", "float", "float32"},
+        "--quantization": {"awq", "compressed-tensors", "fp8", "gptq", "modelopt_fp4", "mxfp4", "w8a8_int8"},
+        "--kv-cache-dtype": {"auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"},
+        "--disaggregation-mode": {"prefill", "decode", "null"},
     },
 }  # fmt: skip
 
@@ -34,15 +83,17 @@ def drawn(rng: random.Random, engine: str) -> ServingPlan:
     tp, dp = rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2, 4))
     p, d = rng.choice(((0, 0), (0, 0), (1, 2), (3, 1)))
     weights = rng.choice(("bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"))
+    chunked, length = rng.random() < 0.7, rng.choice((0, 4096))
+    tokens = rng.choice((512, 2048, 8192)) if chunked or not length else 8192
     return ServingPlan(
         engine=engine, tp=tp, dp=dp, pp=rng.choice((1, 2)), ep=rng.choice((1, tp * dp)), prefill_replicas=p,
         decode_replicas=d, replicas=p + d or rng.randint(1, 30), weight_dtype=weights,
         kv_dtype=rng.choice(("fp8", "fp16" if weights == "fp16" else "bf16")),
-        max_num_batched_tokens=rng.choice((512, 2048, 8192)), max_num_seqs=rng.choice((64, 100, 1024)),
-        max_model_len=rng.choice((0, 4096)), block_size=rng.choice((1, 16, 64)),
-        gpu_memory_percent=rng.choice((85, 90, 57, 29)), chunked_prefill=rng.random() < 0.7,
+        max_num_batched_tokens=tokens, max_num_seqs=rng.choice((64, 100, 1024)),
+        max_model_len=length, block_size=rng.choice((1, 16, 64)),
+        gpu_memory_percent=rng.choice((85, 90, 57, 29)), chunked_prefill=chunked,
         prefix_cache=rng.random() < 0.5, cuda_graph=rng.random() < 0.8,
-        host_kv_bytes=rng.choice((0, 0, 40 * 2**30)),
+        host_kv_bytes=rng.choice((0, 0, 40 * (2**30 if engine == "vllm" else 10**9))),
     )  # fmt: skip
 
 
@@ -56,12 +107,14 @@ def test_what_is_written_is_read_back(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_option_is_one_of_the_engine(format: str) -> None:
+def test_every_option_and_value_is_one_of_the_engine(format: str) -> None:
     rng, seen = random.Random(1), set()
     for _ in range(400):
         for one in launches(format, drawn(rng, format), "m"):
             seen |= {word for word in one.arguments if word.startswith("--")}
-    assert seen == OPTIONS[format]
+            for option, value in zip(one.arguments, one.arguments[1:], strict=False):
+                assert value in VALUES[format].get(option, {value}), (option, value)
+    assert seen == set(OPTIONS[format])
 
 
 def test_a_vllm_command_by_eye() -> None:
@@ -72,6 +125,7 @@ def test_a_vllm_command_by_eye() -> None:
         "  --dtype bfloat16 \\\n  --max-num-batched-tokens 2048 \\\n  --max-num-seqs 64 \\\n"
         "  --block-size 16 \\\n  --gpu-memory-utilization 0.90 \\\n"
         "  --enable-chunked-prefill \\\n  --no-enable-prefix-caching\n"
+        "\n# before them:\n# vllm-router --policy round_robin --worker-urls URL URL …\n"
     )
 
 
@@ -96,6 +150,53 @@ def test_prefill_and_decode_are_two_servers() -> None:
     assert second.arguments[-2:] == ("--disaggregation-mode", "decode")
 
 
+def test_formats_of_a_checkpoint_are_left_to_it() -> None:
+    # vLLM takes slower kernels where awq is named, and refuses a method that the checkpoint does not have.
+    for format in FORMATS:
+        text = emit(format, ServingPlan(engine=format, weight_dtype="int4"), "m")
+        assert "--quantization" not in text
+        assert "# weights in int4 from a checkpoint" in text
+        assert "--quantization fp8" in emit(format, ServingPlan(engine=format, weight_dtype="fp8"), "m")
+
+
+def test_host_memory_is_counted_as_each_engine_counts_it() -> None:
+    # vLLM: GiB of all ranks of tensor and pipeline parallelism; SGLang: GB (1e9) of each.
+    (one,) = launches("vllm", ServingPlan(tp=4, pp=2, host_kv_bytes=10 * 2**30), "m")
+    assert shlex.join(one.arguments).endswith("--kv-offloading-backend native --kv-offloading-size 80")
+    (one,) = launches("sglang", ServingPlan(engine="sglang", tp=4, host_kv_bytes=10 * 10**9), "m")
+    assert one.arguments[-2:] == ("--hicache-size", "10")
+
+
+def test_without_chunks_a_prompt_fits_an_iteration() -> None:
+    plan = ServingPlan(chunked_prefill=False, max_model_len=4096, max_num_batched_tokens=2048)
+    with pytest.raises(InputError, match="4096 tokens in iterations of 2048"):
+        emit("vllm", plan, "m")
+    assert "--no-enable-chunked-prefill" in emit("vllm", plan.replace(max_num_batched_tokens=4096), "m")
+
+
+def test_several_servers_have_a_router_before_them() -> None:
+    two = ServingPlan(replicas=2, router="prefix-aware")
+    assert "# vllm-router --policy cache_aware --worker-urls" in emit("vllm", two, "m")
+    assert "sglang_router.launch_router --policy cache_aware" in emit("sglang", two.replace(engine="sglang"), "m")
+    apart = ServingPlan(prefill_replicas=1, decode_replicas=2, replicas=3)
+    assert "--vllm-pd-disaggregation --prefill URL" in emit("vllm", apart, "m")
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in emit("vllm", apart, "m")
+    assert "launch_router --pd-disaggregation" in emit("sglang", apart.replace(engine="sglang"), "m")
+    assert "router" not in emit("vllm", ServingPlan(), "m")
+
+
+def test_a_server_of_several_machines_says_what_each_is_told() -> None:
+    assert "--nnodes 2 --node-rank K --master-addr HEAD" in emit("vllm", ServingPlan(tp=8, pp=2), "m", nodes=2)
+    wide = ServingPlan(dp=16, ep=16)
+    text = emit("vllm", wide, "m", nodes=2)
+    assert "--data-parallel-size-local 8 --data-parallel-address HEAD" in text
+    assert "--headless --data-parallel-start-rank K, which is 8\n" in text
+    assert read("vllm", text) == (wide, "m")
+    text = emit("sglang", wide.replace(engine="sglang"), "m", nodes=2)
+    assert "--nnodes 2 --node-rank K --dist-init-addr HEAD:PORT" in text
+    assert "nnodes" not in emit("vllm", ServingPlan(tp=8), "m", nodes=1)
+
+
 def test_model_names_are_quoted() -> None:
     text = emit("vllm", ServingPlan(), "a b; rm -rf $(x)")
     assert "'a b; rm -rf $(x)'" in text
@@ -104,7 +205,7 @@ def test_model_names_are_quoted() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"preemption": "swap"}, "recompute"), ({"host_kv_bytes": 1}, "GiB"), ({"kv_dtype": "int8"}, "int8"),
+    ({"preemption": "swap"}, "recompute"), ({"host_kv_bytes": 1}, "whole G"), ({"kv_dtype": "int8"}, "int8"),
 ])  # fmt: skip
 def test_what_an_engine_cannot_be_told(format: str, changes: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -143,6 +244,8 @@ def test_unknown_names() -> None:
         emit("sgl", ServingPlan(), "m")
     with pytest.raises(UnknownNameError, match="--quantization"):
         read("vllm", "vllm serve m --quantization fp7")
+    with pytest.raises(UnknownNameError, match="known: native"):
+        read("vllm", "vllm serve m --kv-offloading-size 8 --kv-offloading-backend lmcache")
 
 
 def test_options_that_change_no_plan_are_passed_over() -> None:

@@ -159,5 +159,3 @@ def _mean_step(load: Load, b: float) -> Batch:
         prefill_pairs=arrivals * load.pairs[0],
         sampled=b + arrivals,
     )
-
-

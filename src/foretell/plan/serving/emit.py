@@ -1,13 +1,15 @@
 """A serving plan as the command that launches it, for vLLM and SGLang, and back.
 
-Option names are those of ``vllm serve`` (0.12 and later) and ``python -m sglang.launch_server`` (0.5). `read` takes
-what `emit` writes, and what a user writes with the same options, and refuses an option it does not know: a plan that
-is read must be the one that would run.
+Options are those of ``vllm serve`` (0.12 and later: vllm/engine/arg_utils.py, vllm/config) and of
+``python -m sglang.launch_server`` (0.5: docs/advanced_features/server_arguments.md). `read` takes what `emit` writes,
+and what a user writes with the same options, and refuses an option it does not know: a plan that is read must be the
+one that would run.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +21,16 @@ from foretell.simulate.serving import ServingPlan
 __all__ = ["FORMATS", "Launch", "emit", "launches", "read"]
 
 FORMATS = ("vllm", "sglang")
-_GIB = 2**30
+#: What the engines count host memory in: vLLM in GiB of all tensor and pipeline ranks
+#: (`CacheConfig.kv_offloading_size`), SGLang in GB of one rank (docs/advanced_features/hicache_design.md). A plan's
+#: bytes are of one rank.
+_GIB, _GB = 2**30, 10**9
+#: Formats that an engine makes of 16-bit weights as it loads them. Others it finds in the checkpoint, and refuses or
+#: slows down where an option names another method than the checkpoint's.
+_MADE_ON_LOADING = ("fp8",)
+_FROM_CHECKPOINT = re.compile(r"weights in (\w+) from a checkpoint")
+#: Policies of a plan's router, as the routers of the engines name the nearest of theirs.
+_POLICIES = {"round-robin": "round_robin", "least-loaded": "power_of_two", "prefix-aware": "cache_aware"}
 #: Options that say where a server listens, what it loads, or how it logs: they change no plan.
 _IGNORED = {
     "vllm": ("--host", "--port", "--served-model-name", "--trust-remote-code", "--seed", "--tokenizer"),
@@ -51,15 +62,10 @@ class Launch:
         return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
-def _dtype(plan: ServingPlan, engine: str) -> list[str]:
-    """Weights' format. What is quantised beforehand (int4, int8, mxfp4, nvfp4) the engines read from the checkpoint."""
+def _dtype(plan: ServingPlan) -> list[str]:
     if plan.weight_dtype in ("bf16", "fp16"):
         return ["--dtype", {"bf16": "bfloat16", "fp16": "float16"}[plan.weight_dtype]]
-    names = {
-        "vllm": {"fp8": "fp8", "int8": "compressed-tensors", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"},
-        "sglang": {"fp8": "fp8", "int8": "w8a8_int8", "int4": "awq", "mxfp4": "mxfp4", "nvfp4": "modelopt_fp4"},
-    }
-    return ["--quantization", names[engine][plan.weight_dtype]]
+    return ["--quantization", plan.weight_dtype] if plan.weight_dtype in _MADE_ON_LOADING else []
 
 
 def _kv_dtype(plan: ServingPlan, engine: str) -> list[str]:
@@ -78,12 +84,17 @@ def _vllm(plan: ServingPlan, model: str, role: str) -> list[str]:
         raise InputError(f"preempts by recomputing, not by {plan.preemption}", "--emit vllm", "take recompute")
     if plan.host_kv_bytes % _GIB:
         raise InputError("takes whole GiB of host memory", "--emit vllm", "give a multiple of 1 GiB")
+    if not plan.chunked_prefill and plan.max_model_len > plan.max_num_batched_tokens:
+        raise InputError(
+            f"refuses requests of {plan.max_model_len} tokens in iterations of {plan.max_num_batched_tokens} without"
+            " chunked prefill", "--emit vllm", "take more batched tokens, a shorter max_model_len, or chunked prefill",
+        )  # fmt: skip
     said = ["vllm", "serve", model, "--tensor-parallel-size", str(plan.tp), "--pipeline-parallel-size", str(plan.pp)]
     if plan.dp > 1:
         said += ["--data-parallel-size", str(plan.dp)]
     if plan.ep > 1:
         said.append("--enable-expert-parallel")
-    said += [*_dtype(plan, "vllm"), *_kv_dtype(plan, "vllm")]
+    said += [*_dtype(plan), *_kv_dtype(plan, "vllm")]
     said += [
         "--max-num-batched-tokens", str(plan.max_num_batched_tokens), "--max-num-seqs", str(plan.max_num_seqs),
         "--block-size", str(plan.block_size), "--gpu-memory-utilization", f"{plan.gpu_memory_percent / 100:.2f}",
@@ -95,7 +106,8 @@ def _vllm(plan: ServingPlan, model: str, role: str) -> list[str]:
     if not plan.cuda_graph:
         said.append("--enforce-eager")
     if plan.host_kv_bytes:
-        said += ["--kv-offloading-size", str(plan.host_kv_bytes // _GIB)]
+        size = plan.host_kv_bytes // _GIB * plan.tp * plan.pp
+        said += ["--kv-offloading-backend", "native", "--kv-offloading-size", str(size)]
     if role != "both":
         name = {"prefill": "kv_producer", "decode": "kv_consumer"}[role]
         said += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": name})]
@@ -106,8 +118,8 @@ def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
     if plan.preemption != "recompute":
         raise InputError(f"retracts requests to recompute them, not by {plan.preemption}", "--emit sglang",
                          "take recompute")  # fmt: skip
-    if plan.host_kv_bytes % _GIB:
-        raise InputError("takes whole GiB of host memory", "--emit sglang", "give a multiple of 1 GiB")
+    if plan.host_kv_bytes % _GB:
+        raise InputError("takes whole GB of host memory", "--emit sglang", "give a multiple of 1 GB")
     # SGLang's tp is all the devices of one stage, among which dp ranks share attention.
     said = ["python", "-m", "sglang.launch_server", "--model-path", model, "--tp-size", str(plan.tp * plan.dp)]
     said += ["--pp-size", str(plan.pp)]
@@ -115,7 +127,7 @@ def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
         said += ["--dp-size", str(plan.dp), "--enable-dp-attention"]
     if plan.ep > 1:
         said += ["--ep-size", str(plan.ep)]
-    said += [*_dtype(plan, "sglang"), *_kv_dtype(plan, "sglang")]
+    said += [*_dtype(plan), *_kv_dtype(plan, "sglang")]
     # The engine divides chunk and batch among dp ranks; the plan's are of one rank.
     chunk = plan.max_num_batched_tokens * plan.dp if plan.chunked_prefill else -1
     said += ["--chunked-prefill-size", str(chunk)]
@@ -132,7 +144,7 @@ def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
     if not plan.cuda_graph:
         said.append("--disable-cuda-graph")
     if plan.host_kv_bytes:
-        said += ["--enable-hierarchical-cache", "--hicache-size", str(plan.host_kv_bytes // _GIB)]
+        said += ["--enable-hierarchical-cache", "--hicache-size", str(plan.host_kv_bytes // _GB)]
     if role != "both":
         said += ["--disaggregation-mode", role]
     return said
@@ -153,15 +165,55 @@ def launches(format: str, plan: ServingPlan, model: str) -> tuple[Launch, ...]:
     )
 
 
-def emit(format: str, plan: ServingPlan, model: str, where: str = "") -> str:
-    """The plan as a shell script of commands, each with a comment: how often it is started, and on what (`where`)."""
+def emit(format: str, plan: ServingPlan, model: str, where: str = "", nodes: int = 1) -> str:
+    """The plan as a shell script: the command of each kind of server, in comments how often it is started and on what
+    (`where`, of `nodes` machines for one server), and the router before them.
+    """
     parts = []
     for one in launches(format, plan, model):
         role = "" if one.role == "both" else f" for {one.role}"
         servers = "server" if one.count == 1 else "servers"
         on = f", each on {where}" if where else ""
-        parts.append(f"# {one.count} {servers}{role}{on}\n{one.command}\n")
+        lines = [f"# {one.count} {servers}{role}{on}"]
+        if plan.weight_dtype not in ("bf16", "fp16", *_MADE_ON_LOADING):
+            lines.append(f"# weights in {plan.weight_dtype} from a checkpoint that has them so")
+        if nodes > 1:
+            lines += [f"# {line}" for line in _on_nodes(format, plan, nodes)]
+        parts.append("\n".join([*lines, one.command]) + "\n")
+    if plan.replicas > 1:
+        parts.append("\n".join(f"# {line}" for line in _router(format, plan)) + "\n")
     return "\n".join(parts)
+
+
+def _on_nodes(format: str, plan: ServingPlan, nodes: int) -> list[str]:
+    """What is added to the command on each of several machines, whose names only the user knows."""
+    if format == "sglang":
+        return [f"on machine K of {nodes}, from 0: --nnodes {nodes} --node-rank K --dist-init-addr HEAD:PORT"]
+    if plan.dp > 1 and plan.dp % nodes == 0:
+        mine = plan.dp // nodes
+        return [
+            f"on each of {nodes} machines: --data-parallel-size-local {mine} --data-parallel-address HEAD",
+            f"on all but the first also: --headless --data-parallel-start-rank K, which is {mine}"
+            + (f", {2 * mine}, …" if nodes > 2 else ""),
+        ]
+    return [
+        f"on machine K of {nodes}, from 0: --nnodes {nodes} --node-rank K --master-addr HEAD",
+        "on all but the first also: --headless",
+    ]
+
+
+def _router(format: str, plan: ServingPlan) -> list[str]:
+    """The command of the router before several servers, whose addresses only the user knows."""
+    policy = _POLICIES[plan.router]
+    start = "vllm-router" if format == "vllm" else "python -m sglang_router.launch_router"
+    if not plan.prefill_replicas:
+        return ["before them:", f"{start} --policy {policy} --worker-urls URL URL …"]
+    apart = "--vllm-pd-disaggregation" if format == "vllm" else "--pd-disaggregation"
+    said = ["before them, with the address of each server:", f"{start} {apart} --prefill URL … --decode URL …"]
+    if format == "vllm":
+        said.append("VLLM_NIXL_SIDE_CHANNEL_HOST is each server's own address, and servers of one machine have"
+                    " VLLM_NIXL_SIDE_CHANNEL_PORT apart")  # fmt: skip
+    return said
 
 
 def read(format: str, text: str) -> tuple[ServingPlan, str]:
@@ -171,18 +223,24 @@ def read(format: str, text: str) -> tuple[ServingPlan, str]:
     if len(text) > 1_000_000:
         raise InputError("is too long", format)
     found: list[tuple[int, str, ServingPlan, str]] = []
-    count = 1
+    count, weights = 1, ""
     for line in text.replace("\\\n", " ").splitlines():
         if line.startswith("#"):
             words = line[1:].split()
-            count = int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 7 else 1
+            if words and words[0].isdecimal() and len(words[0]) < 7:
+                count = int(words[0])
+            if (said := _FROM_CHECKPOINT.search(line)) is not None:
+                weights = said[1]
         elif line.strip():
             try:
                 words = shlex.split(line)
             except ValueError as error:
                 raise InputError(f"is no shell command: {error}", format) from None
-            found.append((count, *_command(format, words)))
-            count = 1
+            role, plan, model = _command(format, words)
+            if weights:
+                plan = plan.replace(weight_dtype=weights)
+            found.append((count, role, plan, model))
+            count, weights = 1, ""
     if not found:
         raise InputError("holds no command", format, "give what --emit wrote")
     roles = [role for _, role, _, _ in found]
@@ -250,9 +308,10 @@ _SGLANG_FLAGS: Mapping[str, tuple[str, bool]] = {
     "--disable-radix-cache": ("prefix_cache", False), "--disable-cuda-graph": ("cuda_graph", False),
     "--enable-dp-attention": ("dp", True), "--enable-hierarchical-cache": ("host_kv_bytes", True),
 }  # fmt: skip
+#: Methods that say a format by themselves; others (compressed-tensors, modelopt, quark) come in several.
 _QUANTIZATION = {
-    "fp8": "fp8", "compressed-tensors": "int8", "w8a8_int8": "int8", "awq": "int4", "mxfp4": "mxfp4",
-    "modelopt_fp4": "nvfp4",
+    "fp8": "fp8", "w8a8_fp8": "fp8", "w8a8_int8": "int8", "awq": "int4", "awq_marlin": "int4", "gptq": "int4",
+    "gptq_marlin": "int4", "mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "modelopt_fp4": "nvfp4",
 }  # fmt: skip
 
 
@@ -294,7 +353,10 @@ def _from_vllm(options: dict[str, str], made: dict[str, Any]) -> str:
         made["ep"] = made.get("tp", 1) * made.get("dp", 1)
     _shared(options, made, "--gpu-memory-utilization")
     if (size := options.pop("--kv-offloading-size", None)) is not None:
-        made["host_kv_bytes"] = _whole("--kv-offloading-size", size) * _GIB
+        # The option counts all ranks of a replica, the plan one of them.
+        made["host_kv_bytes"] = _whole("--kv-offloading-size", size) * _GIB // (made.get("tp", 1) * made.get("pp", 1))
+    if (backend := options.pop("--kv-offloading-backend", "native")) != "native":
+        raise unknown("--kv-offloading-backend", backend, ("native",))
     config = options.pop("--kv-transfer-config", None)
     if config is None:
         return "both"
@@ -327,5 +389,5 @@ def _from_sglang(options: dict[str, str], made: dict[str, Any]) -> str:
         made["max_num_batched_tokens"] = _whole("--max-prefill-tokens", most)
     _shared(options, made, "--mem-fraction-static")
     if (size := options.pop("--hicache-size", None)) is not None:
-        made["host_kv_bytes"] = _whole("--hicache-size", size) * _GIB
+        made["host_kv_bytes"] = _whole("--hicache-size", size) * _GB
     return options.pop("--disaggregation-mode", "both").replace("null", "both")

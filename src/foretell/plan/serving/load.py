@@ -67,9 +67,7 @@ class Load:
         return float((self.rate * self.output_tokens).sum())
 
     @staticmethod
-    def of(
-        input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, rate: npt.ArrayLike = 1.0
-    ) -> Load:
+    def of(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, rate: npt.ArrayLike = 1.0) -> Load:
         """Groups whose requests are all of one size.
 
         >>> Load.of(100, 20).context.tolist(), Load.of(4, 1).pairs.tolist()
