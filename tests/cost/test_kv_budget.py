@@ -50,6 +50,13 @@ def test_a_smaller_share_leaves_less() -> None:
     assert left[1] - left[0] == pytest.approx(0.4 * a100.memory_bytes, abs=2)
 
 
+def test_experts_in_mxfp4_take_what_the_model_card_says() -> None:
+    """gpt-oss model card (arXiv 2508.10925), table 1: checkpoints of 60.8 and 12.8 GiB; scales are not counted here."""
+    for name, on, gib in (("gpt-oss-120b", "h100-sxm", 60.8), ("gpt-oss-20b", "l4", 12.8)):
+        weights = kv_budget(llm.config(name), device(on), tokens=1, expert_dtype="fp4").weights_bytes
+        assert 0.92 * gib < weights / 2**30 < gib
+
+
 def test_no_room_is_infeasible_and_says_what_takes_it() -> None:
     with pytest.raises(InfeasibleError, match="131 GiB of weights"):
         kv_budget(llm.config("llama-3.3-70b"), device("t4"), tokens=1)

@@ -28,6 +28,7 @@ _FORMAT = {
     "float8_e5m2": "fp8",
     "float8_e5m2fnuz": "fp8",
     "float8_e8m0fnu": "fp8",
+    "float4_e2m1fn": "fp4",
     "float4_e2m1fn_x2": "fp4",
     "int8": "int8",
     "uint8": "int8",

@@ -15,7 +15,8 @@ _BITS = {
     "float8_e5m2": 8,
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
-    "float4_e2m1fn_x2": 8,  # two packed values an element
+    "float4_e2m1fn": 4,
+    "float4_e2m1fn_x2": 8,  # two packed values an element, as PyTorch has them
     "int64": 64,
     "int32": 32,
     "int16": 16,

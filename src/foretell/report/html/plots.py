@@ -42,7 +42,7 @@ _FAMILY_OF_KIND = np.array(
 _GRIDS = (1e-6, 0.01, 0.03, 0.1, 0.3, 1.0)
 _FORMAT = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "fp4",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn": "fp4", "float4_e2m1fn_x2": "fp4",
 }
 
 

@@ -36,7 +36,7 @@ PRECISIONS: dict[str, tuple[str, str]] = {
 }
 
 _SHORT_DTYPES = {
-    "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn_x2",
+    "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn",
 }
 
 
