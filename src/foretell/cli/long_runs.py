@@ -100,16 +100,12 @@ def _plan(
     workload: str, on: str, global_batch: int, seq_len: int, mbs: int, tp: int, pp: int
 ) -> tuple[LLMConfig, TrainingPlan, Cluster]:
     """A plan of these degrees, dp being what they leave. Raises InputError where it breaks a rule."""
-    from foretell.errors import InputError
     from foretell.hardware import cluster as named_cluster
     from foretell.plan.training.search import illegal_error
     from foretell.simulate.training import TrainingPlan
     from foretell.simulate.training.legality import explain
-    from foretell.workload import llm
 
-    if not workload.startswith("llm:") and not workload.endswith((".json", ".toml")):
-        raise InputError(f"{workload[:80]!r} is no parametric transformer", "WORKLOAD", "give e.g. llm:llama-3-70b")
-    config, cluster = llm.config(workload), named_cluster(on)
+    config, cluster = opt.transformer(workload), named_cluster(on)
     made = TrainingPlan(
         global_batch=global_batch, seq_len=seq_len, micro_batch=mbs, tp=tp, pp=pp,
         dp=max(1, cluster.device_count // (tp * pp)),

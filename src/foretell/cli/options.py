@@ -6,9 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from foretell.workload.llm import LLMConfig
 
 SHAPES = "What is captured"
 _TRAINING = "Training"
@@ -232,6 +235,20 @@ def capture_settings(parameters: Mapping[str, Any]) -> dict[str, Any]:
     # 0 is given, though it equals False: it is then refused with what is accepted instead.
     unset = (type(None), list, tuple, bool)
     return {name: value for name in _CAPTURE if (value := parameters[name]) or not isinstance(value, unset)}
+
+
+def transformer(workload: str) -> LLMConfig:
+    """The transformer that WORKLOAD is: ``llm:NAME`` or a file of a configuration. Raises InputError for what has no
+    configuration, such as a module.
+    """
+    from foretell.errors import InputError
+    from foretell.workload import llm
+
+    name = workload.removeprefix("hf:")
+    if not workload.startswith("llm:") and not name.endswith((".json", ".toml")):
+        raise InputError(f"{workload[:80]!r} is no parametric transformer", "WORKLOAD",
+                         "give llm:NAME, e.g. llm:llama-3.1-8b, or a config.json")  # fmt: skip
+    return llm.config(name)
 
 
 def tokens(text: str) -> float:

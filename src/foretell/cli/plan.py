@@ -262,11 +262,8 @@ def _start(
     """The plan and the model to start from, the format of the file they are from, and notes on what it says besides."""
     from foretell.errors import InputError
     from foretell.units import format_count
-    from foretell.workload import llm
 
-    if workload is not None and not workload.startswith("llm:") and not workload.endswith((".json", ".toml")):
-        raise InputError(f"{workload[:80]!r} is no parametric transformer", "WORKLOAD", "give e.g. llm:llama-3-70b")
-    config = None if workload is None else llm.config(workload.removeprefix("hf:"))
+    config = None if workload is None else opt.transformer(workload)
     if path is None:
         if config is None:
             raise InputError("is missing", "WORKLOAD", "give e.g. llm:llama-3-70b, or --import FILE")

@@ -135,13 +135,13 @@ def serve(
     """The cheapest GPUs and settings that serve a model's requests within latency limits."""
     from foretell import report, units
     from foretell.cli import files
+    from foretell.cli.options import transformer
     from foretell.cli.terminal import progress, show, show_text
     from foretell.errors import InputError, unknown
     from foretell.plan.serving.emit import FORMATS
     from foretell.plan.serving.search import search
     from foretell.plan.serving.trial import simulated
     from foretell.simulate.serving.metrics import Slo, parse_slo
-    from foretell.workload import llm
 
     if emit is not None and emit not in FORMATS:
         raise unknown("format to emit", emit, FORMATS)
@@ -155,9 +155,7 @@ def serve(
         engine = emit
     if out is not None:
         files.writable(out)
-    if not workload.startswith("llm:") and not workload.endswith((".json", ".toml")):
-        raise InputError(f"{workload[:80]!r} is no parametric transformer", "WORKLOAD", "give e.g. llm:llama-3.1-8b")
-    config = llm.config(workload.removeprefix("hf:"))
+    config = transformer(workload)
     limits = Slo() if slo is None else parse_slo(slo)
     devices, available = _gpus(gpus)
     priced = {} if prices is None else _prices(prices)

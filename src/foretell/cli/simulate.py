@@ -225,15 +225,12 @@ def _plan(workload: str, on: str | None, wanted: dict[str, Any]) -> tuple[Traini
     from foretell.plan.training.search import illegal_error
     from foretell.simulate.training import TrainingPlan
     from foretell.simulate.training.legality import explain
-    from foretell.workload import llm
 
-    if not workload.startswith("llm:") and not workload.endswith((".json", ".toml")):
-        raise InputError(f"{workload[:80]!r} is no parametric transformer", "WORKLOAD", "give e.g. llm:llama-3-70b")
+    config = opt.transformer(workload)
     for option, value in (("--on", on), ("--global-batch", wanted["global_batch"]), ("--seq-len", wanted["seq_len"])):
         if value is None:
             raise InputError("is needed with a workload", option, f"give {option}")
     assert on is not None
-    config = llm.config(workload)
     cluster = named_cluster(on)
     if not cluster.homogeneous:
         alone = " or ".join(f"--on '{count}x {node.name}'" for count, node in cluster.groups)
