@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from foretell.report import schema
 from foretell.report.documents import json_text
+from foretell.report.served_requests import COLUMNS
 
 Run = Callable[..., Any]
 BASE = ("simulate", "serve", "llm:llama-3.1-8b", "--on", "h100-sxm")
@@ -240,6 +242,23 @@ def test_nothing_that_can_be_served(run: Run) -> None:
         (("--rate", "1", "--html", "x.txt"), "does not end in .html"),
         (("--rate", "1", "--timeline", "x.txt"), "does not end in .json"),
         (("--rate", "1", "--tp", "0"), "tp is 0"),
+        (("--rate", "1", "--kv-tier", "cpu=1GB"), "give --prefix-cache"),
+        (("--rate", "1", "--host-memory", "1GB"), "give --prefix-cache"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu"), "is no tier"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=64"), "has no unit"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=0B"), "holds nothing"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "disk=1TB"), "say it: disk=1TB,bandwidth=6GB/s"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "disk=1TB,bandwith=1GB/s"), "did you mean 'bandwidth'"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "disk=1TB,bandwidth"), "sets nothing"),
+        (("--rate", "1", "--prefix-cache", *(("--kv-tier", "cpu=1GB") * 2)), "cpu is given twice"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=1GB", "--host-memory", "1GB"), "give one of them"),
+        (("--rate", "1", "--kv-load", "now"), "known: async, blocking"),
+        (("--rate", "1", "--nanoflow", "--engine", "static"), "give another --engine"),
+        (("--rate", "1", "--nanoflow", "--disaggregate", "1:1"), "leave --disaggregate out"),
+        (("--rate", "1", "--scheduler", "trtlm"), "did you mean 'trtllm'"),
+        (("--rate", "1", "--scheduler", "static"), "static goes with static alone"),
+        (("--rate", "1", "--preemption", "swap"), "give --host-memory"),
+        (("--rate", "1", "--requests", "x.txt"), "does not end in .csv or .jsonl or .parquet"),
     ],
 )
 def test_wrong_input_says_what_and_how_to_repair_it(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -263,3 +282,109 @@ def test_wrong_models_and_machines(run: Run, workload: str, on: str, message: st
     result = run("simulate", "serve", workload, "--on", on, "--offline")
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+DOCUMENTS = "arrival_s,input_tokens,output_tokens,prefix,prefix_tokens\n" + "".join(
+    f"{i / 6},6050,60,{i % 20},6000\n" for i in range(60)
+)
+
+
+def test_caches_kept_outside_the_gpu(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text(DOCUMENTS)
+    given = ("--trace", path, "--prefix-cache", "--gpu-memory-utilization", "0.3")
+    alone = document(run, *given)
+    assert alone["kv"]["tiers"] == []
+    tiers = ("--kv-tier", "cpu=8GB", "--kv-tier", "disk=1TB,bandwidth=20GB/s,latency=100us")
+    kept = document(run, *given, *tiers)
+    jsonschema.Draft202012Validator(schema("foretell.serving/1")).validate(kept)
+    host, disk = kept["kv"]["tiers"]
+    assert (host["name"], host["capacity_bytes"], host["own_links"]) == ("cpu", 8e9, True)
+    assert (disk["bytes_per_s"], disk["latency_s"], disk["own_links"]) == (20e9, pytest.approx(1e-4), False)
+    # All 40 later questions find their document; 20 of them are 16 GB, which host memory has not room for.
+    assert kept["kv"]["prefix_cached"] == pytest.approx(40 / 60 * 6000 / 6050, rel=0.01)
+    assert alone["kv"]["prefix_cached"] < 0.1
+    assert disk["loaded_tokens"] > 10 * 5984
+    assert kept["latency_s"]["ttft"]["mean"] < alone["latency_s"]["ttft"]["mean"]
+    shown = run(*BASE, *given, *tiers).stdout
+    assert f"disk: 931 GiB at 20 GB/s for all, {disk['loaded_tokens']:,} tokens loaded" in " ".join(shown.split())
+    held = document(run, *given, *tiers, "--kv-load", "blocking")
+    assert (kept["kv"]["load"], held["kv"]["load"]) == ("async", "blocking")
+    assert held["latency_s"]["tpot"]["mean"] > kept["latency_s"]["tpot"]["mean"]
+    # Two tensor-parallel ranks have halves of each cache, of the tiers and of the disk's rate.
+    two = document(run, *given, *tiers, "--tp", "2", "--gpu-memory-utilization", "0.2")
+    assert two["kv"]["prefix_cached"] == pytest.approx(kept["kv"]["prefix_cached"], rel=0.01)
+
+
+def test_nano_batches(run: Run) -> None:
+    given = ("--offline", "--num-requests", "100", "--isl", "500", "--osl", "100", "--max-num-seqs", "64")
+    sequence, flow = document(run, *given), document(run, *given, "--nanoflow")
+    jsonschema.Draft202012Validator(schema("foretell.serving/1")).validate(flow)
+    assert sequence["nanoflow"] is None
+    found = flow["nanoflow"]
+    assert found["nano_batches"] >= 1
+    assert found["lower_bound_s"] <= found["layer_s"] <= found["sequential_s"]
+    assert flow["until_s"] < sequence["until_s"]
+    said = run(*BASE, *given, "--nanoflow").stdout
+    assert "nano-batches" in said
+
+
+def test_another_scheduler_than_the_engine_s(run: Run) -> None:
+    given = ("--offline", "--num-requests", "200", "--isl", "500", "--osl", "800", "--gpu-memory-utilization", "0.25")
+    full = document(run, *given, "--engine", "trtllm")
+    most = document(run, *given, "--engine", "trtllm", "--scheduler", "trtllm-max-utilisation")
+    assert (full["scheduler"], most["scheduler"]) == ("trtllm", "trtllm-max-utilisation")
+    assert full["kv"]["preemptions"] == 0 < most["kv"]["preemptions"]
+    swapped = document(run, *given, "--preemption", "swap", "--host-memory", "10GB")
+    assert swapped["kv"]["preemptions"] > 0
+    assert swapped["until_s"] != document(run, *given)["until_s"]
+    shown = run(*BASE, *given, "--scheduler", "trtllm").stdout
+    assert "scheduled by trtllm" in " ".join(shown.split())
+
+
+def test_a_row_for_each_request(run: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TRACE)
+    tables = []
+    for ending in ("csv", "jsonl", "parquet"):
+        path = tmp_path / f"requests.{ending}"
+        result = run(*BASE, "--trace", trace, "--requests", path)
+        assert result.exit_code == 0, result.output
+        assert f"requests.{ending}" in "".join(result.stdout.split())
+        tables.append(table(path))
+    assert tables[0] == tables[1] == tables[2]
+    rows = tables[0]
+    assert [row["input_tokens"] for row in rows] == [100, 200, 400, 200_000]
+    assert [row["output_tokens"] for row in rows] == [10, 20, 40, 0]
+    assert [row["refused"] for row in rows] == ["", "", "", "longer than max_model_len"]
+    assert rows[3]["finished_s"] is rows[3]["replica"] is rows[3]["ttft_s"] is None
+    for row in rows[:3]:
+        assert row["ttft_s"] == pytest.approx(row["first_token_s"] - row["arrival_s"])
+        assert row["queued_s"] == pytest.approx(row["scheduled_s"] - row["arrival_s"])
+        assert row["e2e_s"] == pytest.approx(row["ttft_s"] + row["tpot_s"] * (row["output_tokens"] - 1))
+    page = (Path(__file__).parents[2] / "docs" / "schema.md").read_text(encoding="utf-8")
+    named = page.split("<!-- columns of requests, from the code -->")[1].split("<!-- end of columns -->")[0]
+    assert [f"| `{name}` | {what} |" for name, what in COLUMNS.items()] == named.strip().splitlines()[2:]
+    assert list(rows[0]) == list(COLUMNS)
+    same = run(*BASE, "--trace", trace, "--requests", trace)
+    assert same.exit_code == 2
+    assert "would overwrite the trace" in " ".join(same.stderr.split())
+
+
+def table(path: Path) -> list[dict[str, Any]]:
+    """Rows with None for what is empty."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        found: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        return found
+    with path.open() as file:
+        return [
+            {
+                key: text if key == "refused" else None if not text else float(text) if "." in text or "e" in text
+                else int(text)
+                for key, text in row.items()
+            }
+            for row in csv.DictReader(file)
+        ]  # fmt: skip

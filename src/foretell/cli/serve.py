@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from foretell.hardware import Device
     from foretell.hardware.cluster import Cluster
     from foretell.simulate.serving import Requests, ServingPlan
+    from foretell.simulate.serving.offload import NamedTier
     from foretell.simulate.serving.simulator import Link
     from foretell.simulate.serving.workloads import Lengths
     from foretell.workload.llm import LLMConfig
@@ -46,7 +48,7 @@ def serve(
     ep: Annotated[int, _option(_WHERE, "--ep", "N", "Expert-parallel ranks, out of tp · dp.", True)] = 1,
     replicas: Annotated[int, _option(_WHERE, "--replicas", "N", "Replicas behind one router.", True)] = 1,
     router: Annotated[
-        str, _option(_WHERE, "--router", "NAME", "round-robin, least-loaded or prefix-aware.", True)
+        str, _option(_WHERE, "--router", "NAME", "round-robin, least-loaded, prefix-aware or two-choices.", True)
     ] = "round-robin",
     disaggregate: Annotated[
         str | None, _option(_WHERE, "--disaggregate", "P:D", "P replicas run prompts, D others decode.")
@@ -88,6 +90,10 @@ def serve(
     duration: Annotated[str | None, _option(_LOAD, "--duration", "TIME", "Take the requests of so long.")] = None,
     seed: Annotated[int, _option(_LOAD, "--seed", "N", "Of everything that is drawn.", True)] = 0,
     engine: Annotated[str, _option(_ENGINE, "--engine", "NAME", "vllm, sglang, trtllm or static.", True)] = "vllm",
+    scheduler: Annotated[
+        str | None,
+        _option(_ENGINE, "--scheduler", "NAME", "Who comes in and who goes: trtllm-max-utilisation, … (the engine's)."),
+    ] = None,
     engine_version: Annotated[
         str, _option(_ENGINE, "--engine-version", "VERSION", "Of the engine (the newest known).")
     ] = "",
@@ -117,6 +123,19 @@ def serve(
     host_memory: Annotated[
         str | None, _option(_ENGINE, "--host-memory", "BYTES", "Keep evicted KV blocks there, a rank (none).")
     ] = None,
+    kv_tier: Annotated[
+        list[str] | None,
+        _option(
+            _ENGINE, "--kv-tier", "NAME=BYTES[,bandwidth=RATE]",
+            "Keep KV caches there for all replicas: cpu=64GiB, disk=2TB,bandwidth=6GB/s; repeatable, fastest first.",
+        ),
+    ] = None,
+    kv_load: Annotated[
+        str, _option(_ENGINE, "--kv-load", "NAME", "Beside others' iterations (async), or blocking.", True)
+    ] = "async",
+    nanoflow: Annotated[
+        bool, _flag(_ENGINE, "--nanoflow", "Overlap operations of nano-batches, by a pipeline searched for the load.")
+    ] = False,
     slo: Annotated[
         str | None, _option(_WHAT, "--slo", "LIMITS", "Limits of a request: ttft=500ms,tpot=50ms,e2e=20s.")
     ] = None,
@@ -132,6 +151,9 @@ def serve(
     timeline: Annotated[
         Path | None, _option(_WHAT, "--timeline", "FILE", "Also write iterations and requests, for ui.perfetto.dev.")
     ] = None,
+    requests_out: Annotated[
+        Path | None, _option(_WHAT, "--requests", "FILE", "Also write a row a request: .csv, .jsonl or .parquet.")
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """A model served under load: latencies, throughput, memory, energy, cost, and what binds."""
@@ -139,6 +161,7 @@ def serve(
     from foretell.cli.terminal import progress, show, show_text
     from foretell.errors import InputError
     from foretell.report.documents import json_text
+    from foretell.report.served_requests import FORMATS, write_requests
     from foretell.report.serving import service_card
     from foretell.simulate.serving.metrics import parse_slo
     from foretell.units import parse_bytes, parse_money_per_hour, parse_time
@@ -147,7 +170,15 @@ def serve(
     if timeline is not None:
         files.writable(timeline, "--timeline")
         files.ending(timeline, "--timeline", (".json",))
+    if requests_out is not None:
+        files.writable(requests_out, "--requests")
+        files.ending(requests_out, "--requests", FORMATS)
     asked = context_.params
+    for option, path in (("--html", html), ("--timeline", timeline), ("--requests", requests_out)):
+        for name in ("trace", "lengths"):
+            given = Path(str(asked[name] or "").rpartition(":")[2])
+            if path is not None and path.exists() and given.is_file() and path.samefile(given):
+                raise InputError("would overwrite the trace", f"{option} {path}", "give another file")
     objective = None if slo is None else parse_slo(slo)
     wanted_percentiles = _percentiles(percentiles)
     times = {name: 0.0 if asked[name] is None else parse_time(asked[name], "--" + name.replace("_", "-"))
@@ -175,16 +206,18 @@ def serve(
     from foretell.simulate.serving import ServingPlan
 
     plan = ServingPlan(**values)
+    policy = _policy(plan, scheduler, nanoflow, kv_load)
     links = _links(plan, device, machine, kv_link)
+    tiers = _tiers(plan, device, kv_tier or [])
     load = _load(asked)
     requests = _requests(asked, times["start"], duration)
     with progress("Simulating"):
         found = _simulated(
-            config, device, machine, on, plan, load, requests, concurrency or 0, offline, links,
+            config, device, machine, on, plan, load, requests, concurrency or 0, offline, links, tiers, policy,
             {"slo": objective, "percentiles": wanted_percentiles, "warm_up_s": times["warm_up"],
              "cool_down_s": times["cool_down"]}, usd_per_h, seed,
         )  # fmt: skip
-    written = [path for path in (html, timeline) if path is not None]
+    written = [path for path in (html, timeline, requests_out) if path is not None]
     try:
         if html is not None:
             from foretell.report.serving_html import service_page
@@ -194,8 +227,11 @@ def serve(
             from foretell.timeline import write_chrome
 
             write_chrome(found.served.to_timeline(), timeline)
+        if requests_out is not None:
+            write_requests(found.served, requests_out)
     except OSError as error:
-        where = f"{'--html' if error.filename == str(html) else '--timeline'} {error.filename}"
+        options = {str(html): "--html", str(timeline): "--timeline"}
+        where = f"{options.get(str(error.filename), '--requests')} {error.filename}"
         raise InputError(f"cannot be written: {error.strerror or error}", where, "give another file") from error
     if json:
         show_text(json_text(found.to_dict()))
@@ -246,6 +282,55 @@ def _where(workload: str, on: str) -> tuple[LLMConfig, Device, Device | Cluster]
     return config, device, device if machine.device_count == 1 else machine
 
 
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What an engine does otherwise than its plan says; `scheduler` None: as it does."""
+
+    scheduler: str | None
+    nanoflow: bool
+    blocking_loads: bool
+
+
+def _policy(plan: ServingPlan, scheduler: str | None, nanoflow: bool, kv_load: str) -> _Policy:
+    from foretell.errors import InputError, unknown
+    from foretell.simulate.serving.simulator import SCHEDULERS
+
+    if kv_load not in ("async", "blocking"):
+        raise unknown("way to load caches", kv_load, ("async", "blocking"))
+    name = plan.engine if scheduler is None else SCHEDULERS.named(scheduler).name
+    if (name == "static") != (plan.engine == "static"):
+        raise InputError(f"{name} on {plan.engine}", "--engine, --scheduler", "static goes with static alone")
+    if nanoflow and plan.engine == "static":
+        raise InputError("static batches have prompts and answers one after the other", "--nanoflow",
+                         "give another --engine")  # fmt: skip
+    if nanoflow and plan.prefill_replicas:
+        raise InputError("overlaps prompts with answers, which run on replicas of their own", "--nanoflow",
+                         "leave --disaggregate out")  # fmt: skip
+    return _Policy(None if name == plan.engine else name, nanoflow, kv_load == "blocking")
+
+
+def _tiers(plan: ServingPlan, device: Device, texts: list[str]) -> tuple[NamedTier, ...]:
+    """Where caches are kept outside the GPUs."""
+    from foretell.errors import InputError
+    from foretell.simulate.serving.offload import parse_tier
+
+    for option, given in (("--kv-tier", bool(texts)), ("--host-memory", plan.host_kv_bytes > 0)):
+        # Swapped sequences go to host memory all the same.
+        if given and not plan.prefix_cache and (option == "--kv-tier" or plan.preemption != "swap"):
+            raise InputError("keeps what prompts have in common", option, "give --prefix-cache")
+    if texts and plan.host_kv_bytes and plan.preemption != "swap":
+        raise InputError("both keep what the GPUs give up", "--kv-tier, --host-memory", "give one of them")
+    return tuple(parse_tier(text, _host_link(device)) for text in texts)
+
+
+def _host_link(device: Device) -> Link | None:
+    from foretell.simulate.serving.simulator import Link
+
+    pcie = device.link("pcie")
+    host = None if pcie is None else pcie.total_bandwidth_bytes_per_s
+    return None if host is None else Link(host, (pcie and pcie.latency_s) or 0.0)
+
+
 def _longest(config: LLMConfig, given: int | None) -> int:
     """Tokens that a request may have: what is asked for, at most what the model was made for."""
     from foretell.errors import InputError
@@ -268,12 +353,12 @@ def _links(
     from foretell.units import parse_bandwidth
 
     links: dict[str, Link | None] = {"kv_link": None, "host_link": None}
-    pcie = device.link("pcie")
-    host = None if pcie is None else pcie.total_bandwidth_bytes_per_s
     if plan.host_kv_bytes or plan.preemption == "swap":
-        if host is None:
+        links["host_link"] = _host_link(device)
+        if links["host_link"] is None:
             raise InputError(f"the link of {device.name} to its host is unknown", "--host-memory", "leave it out")
-        links["host_link"] = Link(host, (pcie and pcie.latency_s) or 0.0)
+        if not plan.host_kv_bytes:
+            raise InputError("sequences are swapped to no memory", "--preemption swap", "give --host-memory")
     if plan.prefill_replicas:
         if text is not None:
             links["kv_link"] = Link(parse_bandwidth(text, "--kv-link"))
@@ -375,8 +460,8 @@ def _fixed(asked: dict[str, Any]) -> Lengths:
 
 def _simulated(
     config: LLMConfig, device: Device, machine: Device | Cluster, on: str, plan: ServingPlan, load: str,
-    requests: Requests, concurrency: int, offline: bool, links: dict[str, Link | None], told: dict[str, Any],
-    usd_per_h: float | None, seed: int,
+    requests: Requests, concurrency: int, offline: bool, links: dict[str, Link | None], tiers: tuple[NamedTier, ...],
+    policy: _Policy, told: dict[str, Any], usd_per_h: float | None, seed: int,
 ) -> Any:  # fmt: skip
     from foretell.cost.energy import power_of
     from foretell.errors import InfeasibleError
@@ -384,6 +469,8 @@ def _simulated(
     from foretell.report.serving import Service
     from foretell.simulate.serving.iteration import Iterations
     from foretell.simulate.serving.metrics import measure
+    from foretell.simulate.serving.nanoflow import NanoFlow, steady
+    from foretell.simulate.serving.offload import engine_tier
     from foretell.simulate.serving.room import shortage_bytes, what_fits
     from foretell.simulate.serving.simulator import serve as served_by
     from foretell.units import format_bytes
@@ -401,9 +488,15 @@ def _simulated(
             f"{error.message}: {format_bytes(lacks)} too many on each",
             "; ".join(what_fits(config, plan, device)) or "no number of these devices that was tried holds it",
         ) from error
+    costed: Iterations | NanoFlow = iterations
+    flow = None
+    if policy.nanoflow:
+        lengths = float(requests.input_tokens.mean()), float(requests.output_tokens.mean())
+        costed = flow = NanoFlow.of(iterations, steady(iterations, *lengths))
+    tier = engine_tier(tiers, config, plan, iterations.kv_bytes_per_token) if tiers else None
     result = served_by(
-        iterations, plan, requests, concurrency=concurrency, offline=offline, seed=seed,
-        kv_link=links["kv_link"], host_link=links["host_link"],
+        costed, plan, requests, concurrency=concurrency, offline=offline, seed=seed, scheduler=policy.scheduler,
+        kv_link=links["kv_link"], host_link=links["host_link"], tier=tier, blocking_loads=policy.blocking_loads,
     )  # fmt: skip
     if not result.served.any():
         reasons = "; ".join(f"{count:,} {why}" for why, count in result.refusals.items())
@@ -411,11 +504,13 @@ def _simulated(
     power = power_of(device)
     price = device.price_usd_per_h if usd_per_h is None else usd_per_h
     figures = measure(
-        result, plan, costed=iterations, price_usd_per_h=price, idle_w=0.0 if power is None else power.idle_w, **told
+        result, plan, costed=costed, price_usd_per_h=price, idle_w=0.0 if power is None else power.idle_w, **told
     )
     return Service(
         config=config, device=device, where=on, plan=plan, load=load, requests=requests, served=result,
         metrics=figures, slo=told["slo"], kv_capacity_tokens=capacity,
         kv_bytes=capacity * iterations.kv_bytes_per_token, weights_bytes=iterations.weights_bytes,
-        price_usd_per_h=price, seed=seed,
+        price_usd_per_h=price, seed=seed, scheduler=policy.scheduler or plan.engine,
+        nanoflow=None if flow is None else flow.found, tiers=tiers, blocking_loads=policy.blocking_loads,
+        loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
     )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from foretell.hardware.device import Device
 from foretell.report.text import UNKNOWN, Bar, Flow, Framed, add_row, count, rate, share
 from foretell.simulate.serving.engine.served import Served
 from foretell.simulate.serving.metrics import Metrics, Slo
+from foretell.simulate.serving.nanoflow import Found
+from foretell.simulate.serving.offload import NamedTier
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.simulate.serving.requests import Requests
 from foretell.units import format_bytes, format_energy, format_money, format_power, format_time
@@ -33,7 +36,9 @@ class Service:
     """A model that was served in a simulation, with everything that is said of it.
 
     `where` is the machine as it was named, `load` how requests came, in words; `kv_capacity_tokens`, `kv_bytes` and
-    `weights_bytes` are of one rank's device. `price_usd_per_h` is of one device, None: unknown.
+    `weights_bytes` are of one rank's device. `price_usd_per_h` is of one device, None: unknown. `scheduler` is the
+    policy that was followed, `nanoflow` the pipeline of nano-batches if there is one, `tiers` where caches are kept
+    outside the devices, with the tokens loaded from each, and whether iterations waited for that.
     """
 
     config: LLMConfig
@@ -50,6 +55,11 @@ class Service:
     weights_bytes: float
     price_usd_per_h: float | None
     seed: int
+    scheduler: str = ""
+    nanoflow: Found | None = None
+    tiers: tuple[NamedTier, ...] = ()
+    loaded_tokens: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    blocking_loads: bool = False
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,6 +73,13 @@ class Service:
             "device": self.device.name,
             "devices": self.plan.devices,
             "plan": self.plan.to_dict(),
+            "scheduler": self.scheduler or self.plan.engine,
+            "nanoflow": None if self.nanoflow is None else {
+                "nano_batches": self.nanoflow.pipeline.nano_batches,
+                "layer_s": self.nanoflow.layer_s,
+                "sequential_s": self.nanoflow.sequential_s,
+                "lower_bound_s": self.nanoflow.interference_bound_s,
+            },
             "seed": self.seed,
             "load": {
                 "kind": self.load,
@@ -99,6 +116,13 @@ class Service:
                 "peak": one.kv_peak,
                 "preemptions": one.preemptions,
                 "prefix_cached": one.cached_share,
+                "load": "blocking" if self.blocking_loads else "async",
+                "tiers": [
+                    {"name": tier.name, "capacity_bytes": tier.capacity_bytes, "bytes_per_s": tier.bytes_per_s,
+                     "latency_s": tier.latency_s, "own_links": tier.own_links,
+                     "loaded_tokens": self.loaded_tokens.get(tier.name, 0)}
+                    for tier in self.tiers
+                ],
             },
             "weights_bytes": self.weights_bytes,
             "bound": dict(one.bound),
@@ -132,7 +156,7 @@ def service_card(found: Service) -> RenderableType:
     def gap() -> None:
         add_row(rows, "", "")
 
-    add("Plan", Flow(*degrees(plan)), Flow(*settings(plan)))
+    add("Plan", Flow(*degrees(plan)), Flow(*settings(plan), *policies(found)))
     add("Load", *(Flow(*line) for line in load_lines(found)))
     gap()
     add("Latency", latency_table(one.latency_s))
@@ -235,6 +259,17 @@ def settings(plan: ServingPlan) -> list[str | None]:
     ]
 
 
+def policies(found: Service) -> list[str]:
+    """What the engine does beside what its plan says."""
+    lines = []
+    if found.scheduler not in ("", found.plan.engine):
+        lines.append(f"scheduled by {found.scheduler}")
+    if (flow := found.nanoflow) is not None:
+        parts = flow.pipeline.nano_batches
+        lines.append(f"{parts} nano-batches, layers {flow.speedup:.2f}x as fast" if parts > 1 else "one nano-batch: no cut is faster")
+    return lines
+
+
 def load_lines(found: Service) -> list[list[str]]:
     """How requests came, and how long they are."""
     requests, one = found.requests, found.metrics
@@ -268,6 +303,8 @@ def kv_lines(found: Service) -> list[str | None]:
         f"{found.kv_capacity_tokens:,} tokens{rank}, {format_bytes(found.kv_bytes)} a GPU",
         count(one.preemptions, "preemption"),
         f"{share(one.cached_share)} of input tokens found in it" if plan.prefix_cache else None,
+        *(f"{tier.text}, {found.loaded_tokens.get(tier.name, 0):,} tokens loaded" for tier in found.tiers),
+        "iterations wait for loads" if found.blocking_loads and (found.tiers or plan.host_kv_bytes) else None,
     ]
 
 

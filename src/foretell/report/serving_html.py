@@ -20,6 +20,7 @@ from foretell.report.serving import (
     left_out,
     limits,
     load_lines,
+    policies,
     settings,
     time_text,
 )
@@ -105,7 +106,7 @@ def service_page(found: Service, command: str) -> str:
         where=found.where,
         settings=[
             f"{format_count(found.config.parameters)} parameters", *degrees(found.plan),
-            *(text for text in settings(found.plan) if text),
+            *(text for text in settings(found.plan) if text), *policies(found),
         ],
         load=[text for line in load_lines(found) for text in line],
         facts=_facts(found),

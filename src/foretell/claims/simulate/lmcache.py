@@ -197,7 +197,8 @@ CLAIMS = (
         run=_throughput,
         note="Iterations, scheduling and both caches are simulated; how many documents there are decides how much the"
         " GPU's own cache misses, and is not in the abstract. Section 8 reports 2.3 to 14 times over five models."
-        " Loading runs beside other requests' iterations.",
+        " Loading runs beside other requests' iterations. Caches are copied as they are computed, so host memory holds"
+        " what the GPU does as well: with 70B not all documents fit.",
     ),
     Claim(
         id=f"{SYSTEM}/first-token",

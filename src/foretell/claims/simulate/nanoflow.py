@@ -109,30 +109,9 @@ def _iterations(engine: str, version: str, budget: int, seqs: int) -> Any:
     return Iterations.of(llm.config("llama-2-70b"), plan, cluster("dgx-a100"))
 
 
-def steady(iterations: Any, prompt: int, answer: int) -> Any:
-    """The iteration an engine with work waiting settles at: as many prompts begin as answers end.
-
-    d sequences decode, and d · prompt / answer prompt tokens join them; together they fill the budget of tokens, unless
-    the sequences allowed or the cache run out.
-    """
-    from foretell.simulate.serving import Batch
-
-    plan = iterations.plan
-    sequences = min(
-        plan.max_num_batched_tokens * answer / (prompt + answer),
-        plan.max_num_seqs,
-        iterations.kv_capacity_tokens / (prompt + answer / 2.0),
-    )
-    fresh = sequences * prompt / answer
-    return Batch.of(
-        decode_seqs=sequences, decode_tokens=sequences * (prompt + answer / 2.0), prefill_seqs=fresh / prompt,
-        prefill_tokens=fresh, prefill_pairs=fresh * (prompt + 1.0) / 2.0, sampled=sequences + fresh / prompt,
-    )  # fmt: skip
-
-
 def _throughput() -> Obtained:
     """Mean gain over the sequential engine on the three datasets, and tokens/s a GPU of all workloads."""
-    from foretell.simulate.serving.nanoflow import NanoFlow
+    from foretell.simulate.serving.nanoflow import NanoFlow, steady
 
     details: dict[str, float | str] = {}
     gains, best = [], 0.0

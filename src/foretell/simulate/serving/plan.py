@@ -17,7 +17,7 @@ ENGINES = ("vllm", "sglang", "trtllm", "static")
 PREEMPTION = ("recompute", "swap")
 #: Formats of weights and of the KV cache.
 FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
-ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "two-choices")
 
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -16,6 +16,7 @@ from foretell.simulate.serving.nanoflow.operations import Operation, lower_bound
 from foretell.simulate.serving.nanoflow.schedule import Pipeline
 from foretell.simulate.serving.nanoflow.search import Found, exhaustive, layer_s, search
 from foretell.simulate.serving.nanoflow.sharing import A100, KINDS, PAPER, Sharing
+from foretell.simulate.serving.nanoflow.steady import steady
 
 __all__ = [
     "A100",
@@ -32,4 +33,5 @@ __all__ = [
     "lower_bound_s",
     "search",
     "sequential_s",
+    "steady",
 ]

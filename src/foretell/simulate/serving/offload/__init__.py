@@ -12,6 +12,7 @@
 """
 
 from foretell.simulate.serving.offload.hierarchy import Admission, EngineTier, Hierarchy
+from foretell.simulate.serving.offload.named import NamedTier, engine_tier, parse_tier
 from foretell.simulate.serving.offload.prefill import prefill_of
 from foretell.simulate.serving.offload.tier import EVICTION, Tier
 from foretell.simulate.serving.offload.timing import break_even_tokens, pipelined_s, transfer_s
@@ -21,8 +22,11 @@ __all__ = [
     "Admission",
     "EngineTier",
     "Hierarchy",
+    "NamedTier",
     "Tier",
     "break_even_tokens",
+    "engine_tier",
+    "parse_tier",
     "pipelined_s",
     "prefill_of",
     "transfer_s",
