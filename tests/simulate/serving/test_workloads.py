@@ -257,8 +257,11 @@ def test_rows_that_are_no_requests_are_counted_by_reason(tmp_path: Path) -> None
         ("", "no kind of trace"),
         ("arrival_s,input_tokens,output_tokens\n", "no row is a request, it is empty"),
         ("arrival_s,input_tokens,output_tokens\n-1,2,0\n", "no row is a request: 1 with a negative time"),
-        ('{"input_tokens": 1, "output_tokens": 2}\n{"input_tokens": 1,,}', "value 2: is no JSON"),
-        ('{"request_throughput": 3}', "--save-detailed"),
+        ('[{"input_tokens": 1, "output_tokens": 2},\n{"input_tokens": 1,,}]', "value 2: is no JSON"),
+        ('{"input_tokens": 1,,}\n{"input_tokens": 1, "output_tokens": 2}', "value 1: is no JSON"),
+        ('{"request_throughput": 3}', "only totals; .* with --save-detailed .SGLang: --output-details.$"),
+        ('{"request_throughput": 3}\n', "only totals"),
+        ('{"input_lens": [1, 2], "output_lens": [1, 2], "start_times": [0]}', "2 input_lens and 1 start_times"),
         ('{"input_lens": [1, 2], "output_lens": [1]}', "2 input_lens and 1 output_lens"),
         ('{"benchmarks": []}', "no list of benchmarks"),
         ('{"benchmarks": [{"requests": {}}]}', "no requests.successful"),
@@ -270,6 +273,29 @@ def test_files_that_are_no_trace(text: str, message: str, tmp_path: Path) -> Non
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read(str(path))
+
+
+def test_a_benchmark_with_totals_only_says_what_they_come_to(tmp_path: Path) -> None:
+    """Without --save-detailed vllm bench serve leaves the lists of requests out."""
+    path = tmp_path / "run.json"
+    totals = {"num_prompts": 10, "completed": 8, "total_input_tokens": 8192, "total_output_tokens": 1600}
+    path.write_text(json.dumps({**totals, "request_throughput": 2.5, "request_rate": "inf"}))
+    with pytest.raises(InputError, match=r"--save-detailed.*: --rate 2.5 --isl 1024 --osl 200$"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("broken", ['{"timestamp": 1, "input_le', "nonsense", '{"a": 1}'])
+def test_a_broken_line_is_one_row_less(broken: str, ending: str, tmp_path: Path) -> None:
+    good = [json.dumps(row) for row in MOONCAKE]
+    for lines in ([good[0], broken, good[1]], [*good, broken]):
+        path = tmp_path / "x.jsonl"
+        path.write_text(ending.join(lines), newline="")
+        trace = read(str(path))
+        assert trace.input_tokens.tolist() == [1300, 1472]
+        assert sum(trace.skipped.values()) == 1
+        (reason,) = trace.skipped
+        assert reason.startswith("no timestamp" if broken == '{"a": 1}' else "no JSON")
 
 
 def test_missing_columns_and_files_are_named(tmp_path: Path) -> None:

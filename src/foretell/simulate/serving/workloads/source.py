@@ -137,11 +137,13 @@ class Source:
     def objects(self, most: int = MOST_LINE) -> Iterator[tuple[int, Any]]:
         """JSON values one after the other (a line each, or items of one list), numbered from 1 on.
 
-        Raises InputError where one is no JSON, or longer than `most`.
+        A line that is no JSON, after a first one that is, comes as None. Raises InputError where another value is no
+        JSON, or longer than `most`.
         """
         decoder = json.JSONDecoder()
         buffer, at, count, enough = "", 0, 0, 0
         listed: bool | None = None
+        lines = False  # whether the first value is a line by itself
         for chunk in self._chunks():
             buffer, at = buffer[at:] + chunk, 0
             if chunk and len(buffer) < enough:
@@ -160,11 +162,17 @@ class Source:
                 try:
                     value, end = decoder.raw_decode(buffer, at)
                 except (ValueError, RecursionError) as error:
+                    stop = buffer.find("\n", at)
+                    if lines and (stop >= 0 or not chunk):
+                        at, count = stop if stop >= 0 else len(buffer), count + 1
+                        yield count, None
+                        continue
                     if not chunk or len(buffer) - at > most or isinstance(error, RecursionError):
                         raise InputError("is no JSON", f"{self.name}, value {count + 1:,}") from error
                     enough = 2 * (len(buffer) - at)  # the rest of it is in chunks to come: not tried at each of them
                     break
                 at, count = end, count + 1
+                lines = lines or (count == 1 and not listed and buffer[end : end + 2].lstrip(" \r").startswith("\n"))
                 yield count, value
 
     def document(self) -> Any:

@@ -26,8 +26,9 @@ def mooncake(source: Source, wanted: Wanted) -> Trace:
     for row, value in source.objects():
         if rows.enough():
             break
-        if not isinstance(value, dict) or any(key not in value for key in _NEEDED):
-            rows.skip(row, f"no {', '.join(key for key in _NEEDED if not isinstance(value, dict) or key not in value)}")
+        missing = [key for key in _NEEDED if not isinstance(value, dict) or key not in value]
+        if missing:
+            rows.skip(row, "no JSON" if value is None else f"no {', '.join(missing)}")
             continue
         time_s, tokens = number(value["timestamp"]) / 1e3, number(value["input_length"])
         if rows.add(row, time_s, tokens, number(value["output_length"])):

@@ -36,7 +36,7 @@ def plain(source: Source, wanted: Wanted) -> Trace:
         if rows.enough():
             break
         if not isinstance(value, Mapping):
-            rows.skip(row, "no columns")
+            rows.skip(row, "no JSON" if value is None else "no columns")
             continue
         at_s = 0.0 if time is None else number(value.get(time)) / _ARRIVAL[time]
         tokens = number(value.get(asked))

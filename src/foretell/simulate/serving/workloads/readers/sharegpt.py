@@ -27,7 +27,7 @@ def sharegpt(source: Source, wanted: Wanted) -> Trace:
             break
         turns = _texts(value)
         if turns is None:
-            rows.skip(row, "fewer than two turns of text")
+            rows.skip(row, "no JSON" if value is None else "fewer than two turns of text")
             continue
         asked, answered = (len(text) / CHARACTERS for text in turns)
         rows.add(row, 0.0, _up(asked), _up(answered))
