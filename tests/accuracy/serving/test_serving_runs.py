@@ -139,6 +139,12 @@ def test_experts_of_a_profile_get_the_tokens_of_all_ranks(tmp_path: Path) -> Non
     difference = two.time_s(batch) - one.time_s(batch)
     alone = 16 * (1 - (1 - 2 / 16) ** 4)
     assert difference == pytest.approx(np.full(3, 10e-6 * (hit - alone)))
+    # One rank has twelve tokens and the other four: the experts get sixteen, whichever is asked.
+    uneven = Batch.of(decode_seqs=[12, 4], decode_tokens=[192, 64], rank_tokens=8)
+    even = Batch.of(decode_seqs=8, decode_tokens=128)
+    experts = two.time_s(uneven) - made(ServingPlan()).time_s(Batch.of(decode_seqs=[12, 4], decode_tokens=[192, 64]))
+    assert two._routed(uneven).tolist() == pytest.approx([two._routed(even)[0]] * 2)
+    assert experts[1] > experts[0]
 
 
 def test_messages_take_what_the_link_gives() -> None:

@@ -140,9 +140,12 @@ def test_between_grid_points_as_costed_directly() -> None:
     m = np.array([37.0, 77.0, 203.0, 411.0, 1111.0, 3333.0, 7777.0])
     direct = it.costs.of(sizes.embedding(config, plan, m), len(m))
     for group in config.groups:
-        layer = sizes.rows(config, group, plan, m, 2.0, it.costs.constants["experts.uneven"])
-        direct += group.layers * it.costs.of(layer, len(m))
-    np.testing.assert_allclose(it.rows.rows(slice(0, 7), m).sum(axis=0), direct[:7].sum(axis=0), rtol=0.03)
+        layer = sizes.rows(config, group, plan, m, 2.0)
+        experts = sizes.together(config, plan, m, it.costs.constants["experts.uneven"])
+        direct += group.layers * (it.costs.of(layer, len(m)) + it.costs.of(experts, len(m)))
+    assert it.together is not None
+    tabled = it.rows.rows(slice(0, 7), m) + it.together.rows(slice(0, 7), m)
+    np.testing.assert_allclose(tabled.sum(axis=0), direct[:7].sum(axis=0), rtol=0.03)
     n, k = np.array([3.0, 19.0, 77.0, 300.0]), np.array([700.0, 3333.0, 1500.0, 9000.0])
     heads, kv_heads = sizes.heads_of(config, plan)
     exact = config.layers * it.costs.attention(
@@ -285,3 +288,25 @@ def test_twenty_thousand_iterations_a_second() -> None:
     start = time.process_time()
     it.time_s(batch)
     assert time.process_time() - start < 1.0
+
+
+def test_a_rank_beside_one_with_a_prompt_does_its_own_attention_and_all_ranks_experts() -> None:
+    config, plan = llm.config("qwen3-30b-a3b"), ServingPlan(dp=2, ep=2)
+    it = Iterations.of(config, plan, H100)
+    small = {"decode_seqs": 16, "decode_tokens": 16_000}
+    alone, beside = it.parts(Batch.of(**small)), it.parts(Batch.of(**small, rank_tokens=(16 + 4096) / 2))
+    for part in ("attention", "products", "logits", "sampling"):
+        assert beside[part] == pytest.approx(alone[part]), part
+    assert beside["experts"] > 2 * alone["experts"]
+    assert beside["communication"] > 10 * alone["communication"]  # vLLM's ranks get the tokens of all
+    # Experts of both ranks' tokens, however they are divided: half of those of a rank with as many to itself.
+    even = it.parts(Batch.of(decode_seqs=2056, decode_tokens=2056))
+    prompt = it.parts(Batch.of(prefill_seqs=1, prefill_tokens=4096, rank_tokens=2056))
+    whole = it.parts(Batch.of(prefill_seqs=1, prefill_tokens=4096))
+    assert prompt["experts"] == pytest.approx(even["experts"], rel=0.05)
+    assert prompt["experts"] < 0.7 * whole["experts"]
+    # Both wait for each other, so that what either takes is the longer of them.
+    times = it.time_s(Batch.of(
+        decode_seqs=[16, 0], decode_tokens=[16_000, 0], prefill_seqs=[0, 1], prefill_tokens=[0, 4096], rank_tokens=2056
+    ))  # fmt: skip
+    assert times[0] < times[1] < it.time_s(Batch.of(prefill_seqs=1, prefill_tokens=4096))[0]

@@ -323,6 +323,26 @@ def test_data_parallel_ranks_wait_for_the_longest() -> None:
     assert result.finished_s.tolist() == [pytest.approx(0.01 + 2e-5 * 1000)] * 2
 
 
+def test_data_parallel_ranks_are_told_what_all_work_on() -> None:
+    """Two ranks: one has a prompt of 100 tokens and then decodes, the other comes later with one of 10."""
+    seen: list[tuple[float, float, float]] = []
+
+    class Seen(Linear):
+        def time_s(self, batch: Batch) -> np.ndarray:
+            seen.extend(zip(batch.decode_seqs, batch.prefill_tokens, batch.rank_tokens, strict=True))
+            return super().time_s(batch)
+
+    requests = Requests.of([0.0, 0.02], [100, 10], [5, 2])
+    result = serve(Seen(), ServingPlan(dp=2), requests, exact=True, overlap=False)
+    assert seen[0] == (0, 100, 50)  # the other rank has nothing to do
+    assert (1, 0, 5.5) in seen
+    assert (0, 10, 5.5) in seen
+    assert (1, 0, 1) in seen
+    batch = result.runs.batch(dp=2)
+    assert batch.rank_tokens.tolist()[:2] == [50, 50]
+    assert (batch.rank_tokens.reshape(-1, 2) == batch.tokens.reshape(-1, 2).mean(axis=1)[:, None]).all()
+
+
 def test_batches_follow_each_other_through_a_pipeline() -> None:
     """Two stages: two sequences at a time, each of whose iterations is the whole way through both."""
     requests = Requests.of(0.0, 10, [4, 4, 4])

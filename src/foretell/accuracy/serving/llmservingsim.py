@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.accuracy.serving.models import model
-from foretell.accuracy.serving.profiled import Profiled, tokens_of_all
+from foretell.accuracy.serving.profiled import Profiled
 from foretell.accuracy.serving.row import devices, lines
 from foretell.errors import InputError
 from foretell.hardware.cluster import Cluster
@@ -115,7 +115,7 @@ def messages_s(config: LLMConfig, plan: ServingPlan, batch: Batch) -> Floats:
     directions of the link share what it carries, so what counts of ranks that have different numbers of tokens is
     their mean.
     """
-    tokens = tokens_of_all(batch, plan.dp) / plan.dp
+    tokens = batch.rank_tokens
     row = 2.0 * config.hidden
     seconds = np.zeros(len(batch))
     if plan.tp > 1:

@@ -23,7 +23,7 @@ from foretell.simulate.serving import Batch, ServingPlan
 from foretell.simulate.serving.iteration.sizes import touched
 from foretell.workload.llm import LLMConfig
 
-__all__ = ["Grid", "Profiled", "tokens_of_all"]
+__all__ = ["Grid", "Profiled"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -175,23 +175,9 @@ class Profiled:
         moe, ep = self.config.moe, self.plan.ep
         assert moe is not None
         assert self.experts is not None
-        everywhere = tokens_of_all(batch, self.plan.dp)
+        everywhere = batch.rank_tokens * self.plan.dp
         hit = touched(moe.experts, moe.top_k, everywhere) / ep
         return self.experts.at(everywhere / ep, hit)
-
-
-def tokens_of_all(batch: Batch, ranks: int) -> Floats:
-    """Tokens that data-parallel ranks have together, as a simulator asks for them.
-
-    It forms iterations with prompts one at a time, a row for each rank that works; in runs of iterations that only
-    decode every rank is taken to have as many sequences.
-
-    >>> tokens_of_all(Batch.of(decode_seqs=[10, 20], prefill_tokens=[100, 0], prefill_seqs=[1, 0]), 2).tolist()
-    [130.0, 130.0]
-    """
-    if ranks > 1 and len(batch) <= ranks and np.any(batch.prefill_tokens > 0.0):
-        return np.full(len(batch), batch.tokens.sum())
-    return batch.tokens * float(ranks)
 
 
 def _read(curve: tuple[Floats, Floats], x: Floats) -> Floats:

@@ -20,7 +20,8 @@ class Batch:
     new prompt tokens of `prefill_seqs` sequences (chunks of prompts count as they are run) attend to `prefill_pairs`
     query-key pairs in all, causally (a whole prompt of n tokens has n·(n + 1)/2; a chunk of q behind c cached ones
     q·c + q·(q + 1)/2), and read `prefill_cached` cached tokens. `sampled` logits rows are computed: every decoding
-    sequence and every prompt that ends in this iteration.
+    sequence and every prompt that ends in this iteration. `rank_tokens` are what a data-parallel rank of the replica
+    works on in the same iteration, the mean of all: experts get the tokens of every rank.
     """
 
     decode_seqs: Floats
@@ -30,6 +31,7 @@ class Batch:
     prefill_pairs: Floats
     prefill_cached: Floats
     sampled: Floats
+    rank_tokens: Floats
 
     @staticmethod
     def of(
@@ -41,8 +43,10 @@ class Batch:
         prefill_pairs: npt.ArrayLike | None = None,
         prefill_cached: npt.ArrayLike = 0.0,
         sampled: npt.ArrayLike | None = None,
+        rank_tokens: npt.ArrayLike | None = None,
     ) -> Batch:
-        """Columns that broadcast; pairs of whole prompts of equal length and logits of all sequences by default.
+        """Columns that broadcast; by default pairs of whole prompts of equal length, logits of all sequences, and ranks
+        that all work on as much.
 
         >>> Batch.of(prefill_seqs=2, prefill_tokens=8).prefill_pairs.tolist()  # two prompts of four tokens
         [20.0]
@@ -52,7 +56,9 @@ class Batch:
             prefill_pairs = tokens * (tokens / np.maximum(seqs, 1.0) + 1.0) / 2.0
         if sampled is None:
             sampled = np.asarray(decode_seqs, dtype=np.float64) + seqs
-        given = (decode_seqs, decode_tokens, seqs, tokens, prefill_pairs, prefill_cached, sampled)
+        if rank_tokens is None:
+            rank_tokens = np.asarray(decode_seqs, dtype=np.float64) + tokens
+        given = (decode_seqs, decode_tokens, seqs, tokens, prefill_pairs, prefill_cached, sampled, rank_tokens)
         columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, dtype=np.float64)) for c in given))
         return Batch(*columns)
 

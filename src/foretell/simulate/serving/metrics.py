@@ -255,7 +255,7 @@ def measure(
     # A pipeline's batches have ranks of their own: together they keep its stages' devices at work.
     ranks = plan.dp * plan.pp * max(len(served.kv_capacity_blocks), 1)
     used = _kv_share(served)
-    energy, bound = _costs(runs, inside, costed)
+    energy, bound = _costs(runs, plan.dp, inside, costed)
     if energy is not None:
         idle_s = max(0.0, ranks * duration - float(inside.sum()))
         energy = (energy + idle_w * idle_s) * plan.tp
@@ -338,13 +338,13 @@ def _kv_share(served: Served) -> Floats:
     return share
 
 
-def _costs(runs: Runs, inside: Floats, costed: Costed | None) -> tuple[float | None, dict[str, float]]:
+def _costs(runs: Runs, dp: int, inside: Floats, costed: Costed | None) -> tuple[float | None, dict[str, float]]:
     """Joules of a device of each rank while iterations run, and shares of their time by what limits them."""
     if costed is None:
         return None, {}
     energy: float | None = 0.0
     shares: dict[str, float] = {}
-    batch = runs.batch()
+    batch = runs.batch(dp)
     rows = np.flatnonzero(inside > 0.0)
     for begin in range(0, len(rows), _CHUNK):
         part = rows[begin : begin + _CHUNK]

@@ -124,7 +124,9 @@ class Replica:
                 steps = 1
         rows = [rank.row() for rank, works in zip(ranks, active, strict=True) if works]
         if steps == 1:
-            times = self._costs.time_s(Batch(*np.array(rows, dtype=np.float64).T))
+            columns = np.array(rows, dtype=np.float64).T
+            tokens = columns[0] + columns[3]
+            times = self._costs.time_s(Batch(*columns, tokens if len(ranks) == 1 else self._mean(tokens)))
             longest = float(times[0]) if len(rows) == 1 else float(times.max())
             self._ends = np.array((now_s + (longest + stall),))
         else:
@@ -137,13 +139,19 @@ class Replica:
         self._steps = steps
         return True
 
+    def _mean(self, tokens: Floats) -> Floats:
+        """Tokens of those ranks that work, to the mean of all ranks for each."""
+        return np.full(len(tokens), tokens.sum() / len(self.ranks))
+
     def _run(self, rows: list[Row], steps: int) -> Floats:
         """Seconds of each of `steps` iterations of decoding sequences alone."""
-        columns = np.zeros((7, len(rows), steps))
+        columns = np.zeros((8, len(rows), steps))
+        mean = sum(row[0] for row in rows) / len(self.ranks)
         for at, row in enumerate(rows):
             columns[0, at] = columns[6, at] = row[0]
             columns[1, at] = row[1] + row[0] * _COUNT[:steps]
-        times = self._costs.time_s(Batch(*columns.reshape(7, -1)))
+            columns[7, at] = mean
+        times = self._costs.time_s(Batch(*columns.reshape(8, -1)))
         return times if len(rows) == 1 else np.asarray(times.reshape(len(rows), steps).max(axis=0))
 
     def end(self) -> tuple[list[tuple[Rank, Seq]], list[tuple[Rank, Seq]]]:

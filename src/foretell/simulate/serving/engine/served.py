@@ -58,9 +58,14 @@ class Runs:
         """Seconds of one iteration, the mean over its run."""
         return (self.end_s - self.start_s) / self.iterations
 
-    def batch(self) -> Batch:
-        """The middle iteration of each run, as iterations are costed; a run costs `iterations` times that."""
+    def batch(self, dp: int = 1) -> Batch:
+        """The middle iteration of each run, as iterations are costed; a run costs `iterations` times that.
+
+        With `dp` data-parallel ranks so many rows that follow each other are one iteration of theirs.
+        """
         middle = self.decode_tokens + self.decode_seqs * (self.iterations - 1) / 2.0
+        tokens = self.decode_seqs + self.prefill_tokens.astype(np.float64)
+        together = tokens if dp == 1 else np.repeat(tokens.reshape(-1, dp).mean(axis=1), dp)
         return Batch.of(
             decode_seqs=self.decode_seqs,
             decode_tokens=middle,
@@ -69,6 +74,7 @@ class Runs:
             prefill_pairs=self.prefill_pairs,
             prefill_cached=self.prefill_cached,
             sampled=self.sampled,
+            rank_tokens=together,
         )
 
 

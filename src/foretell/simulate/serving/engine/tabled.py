@@ -20,8 +20,8 @@ class Tabled:
     """Costs like those of `costs`, where iterations that only decode are interpolated between lengths of the cache.
 
     For each number of sequences the time is asked for at knots of their mean length, an eighth of an octave apart, and
-    taken as straight between them: what grows with the length (reading the cache) is. Batches with prompts are asked
-    for as they are.
+    taken as straight between them: what grows with the length (reading the cache) is. Batches with prompts, and those
+    of data-parallel ranks that work on different numbers of tokens, are asked for as they are.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -41,7 +41,7 @@ class Tabled:
     def time_s(self, batch: Batch) -> Floats:
         """Seconds of each iteration (iterations,)."""
         seqs = batch.decode_seqs
-        if batch.prefill_seqs.any():
+        if batch.prefill_seqs.any() or (batch.rank_tokens != seqs).any():
             return self._costs.time_s(batch)
         first = float(seqs[0])
         if len(seqs) == 1 or (seqs == first).all():

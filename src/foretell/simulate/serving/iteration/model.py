@@ -59,6 +59,8 @@ class Iterations:
     weights_bytes: float
     kv_bytes_per_token: float
     rows: Curve = field(repr=False)
+    #: What the experts do for the tokens of all ranks, by their mean; None without experts.
+    together: Curve | None = field(repr=False)
     decode: Curve = field(repr=False)
     keys: Curve = field(repr=False)
     sampled: Curve = field(repr=False)
@@ -95,6 +97,8 @@ class Iterations:
 
     def _columns(self, which: slice, batch: Batch) -> Floats:
         result = self.rows.rows(which, batch.tokens) + self.sampled.rows(which, batch.sampled)
+        if self.together is not None:
+            result += self.together.rows(which, batch.rank_tokens)
         if self.config.mla is not None:
             result += self.decode.rows(which, batch.decode_seqs)
             result += self.keys.rows(which, batch.prefill_tokens + batch.prefill_cached)
@@ -283,14 +287,19 @@ def _made(config: LLMConfig, plan: ServingPlan, costs: Costs, weights: float) ->
     m, n, t, s = counts(_MOST_ROWS), counts(_MOST_SEQUENCES), counts(_MOST_ROWS), counts(_MOST_SEQUENCES)
     kv_bytes, uneven = FORMAT_BYTES[plan.kv_dtype], costs.constants["experts.uneven"]
     rows = costs.of(sizes.embedding(config, plan, m), len(m))
+    together = None
     for group in config.groups:
-        rows += group.layers * costs.of(sizes.rows(config, group, plan, m, kv_bytes, uneven), len(m))
+        rows += group.layers * costs.of(sizes.rows(config, group, plan, m, kv_bytes), len(m))
+        if group.moe:
+            found = group.layers * costs.of(sizes.together(config, plan, m, uneven), len(m))
+            together = found if together is None else together + found
     layers = float(config.layers)
     absorbed = layers * costs.of(sizes.decode(config, plan, n), len(n))
     expanded = layers * costs.of(sizes.keys(config, plan, t), len(t))
     heads = costs.of(sizes.head(config, plan, s), len(s))
     return Iterations(
-        config, plan, costs, weights, _kv_bytes_per_token(config, plan), Curve(m, rows), Curve(n, absorbed),
+        config, plan, costs, weights, _kv_bytes_per_token(config, plan), Curve(m, rows),
+        None if together is None else Curve(m, together), Curve(n, absorbed),
         Curve(t, expanded), Curve(s, heads), *_attention(config, plan, costs, kv_bytes, weights),
     )  # fmt: skip
 

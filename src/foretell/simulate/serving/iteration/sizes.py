@@ -6,7 +6,8 @@ all ``tp · dp`` ranks: `ep` ways whole, each split over what remains.
 
 Sizes follow one of four counts, and all are columns (points,) of a grid over it:
 
-    rows      tokens that go through the layers
+    rows      tokens of a rank that go through the layers
+    together  the same, the mean of all data-parallel ranks: the experts have the tokens of all
     decode    sequences that get one more token (absorbed projections of latent attention)
     keys      tokens whose keys and values a prompt sees (their expansion from latents)
     sampled   rows of logits
@@ -24,7 +25,8 @@ from foretell.workload.llm import LayerGroup, LLMConfig
 
 Floats = npt.NDArray[np.float64]
 
-__all__ = ["Kernels", "Message", "Product", "Stream", "decode", "embedding", "head", "keys", "rows", "touched"]
+__all__ = ["Kernels", "Message", "Product", "Stream", "decode", "embedding", "head", "keys", "rows", "together",
+           "touched"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,8 @@ def heads_of(config: LLMConfig, plan: ServingPlan) -> tuple[float, float]:
     return config.heads / plan.tp, max(1.0, config.kv_heads / plan.tp)
 
 
-def rows(
-    config: LLMConfig, group: LayerGroup, plan: ServingPlan, m: Floats, kv_bytes: float, uneven: float
-) -> Kernels:
-    """What one layer of `group` does for `m` tokens of a rank, the core of attention left out.
-
-    `uneven` is how unlike the ranks' shares of the experts' work are, over what evenly choosing tokens make of it.
-    """
+def rows(config: LLMConfig, group: LayerGroup, plan: ServingPlan, m: Floats, kv_bytes: float) -> Kernels:
+    """What one layer of `group` does for `m` tokens of a rank, the cores of attention and of the experts left out."""
     kernels, h = Kernels(), float(config.hidden)
     norms = {"sandwich": 4.0, "parallel": 1.0}.get(config.block, 2.0)
     kernels.streams.append(Stream("elementwise", norms * 8.0 * m * h, norms))
@@ -96,7 +93,7 @@ def rows(
     if plan.tp > 1:
         kernels.messages.append(Message("all_reduce", 2.0 * m * h, plan.tp))
     if group.moe:
-        _experts(kernels, config, plan, m, uneven)
+        _around_experts(kernels, config, plan, m)
     else:
         _mlp(kernels, config, plan, m, config.intermediate / plan.tp)
         if plan.tp > 1 and not config.block.startswith("parallel"):  # side by side: one sum for both
@@ -176,8 +173,26 @@ def _exchanged(plan: ServingPlan) -> bool:
     return plan.dp > 1 and plan.ep > 1 and plan.engine != "vllm"
 
 
-def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats, uneven: float) -> None:
+def _around_experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats) -> None:
+    """What each rank does for its own tokens: routing, shared experts, sending and gathering."""
     moe = config.moe
+    assert moe is not None
+    _linear(kernels, m, float(moe.experts), float(config.hidden), "fp32" if moe.router_fp32 else "bf16", "experts")
+    if moe.shared_intermediate:
+        _mlp(kernels, config, plan, m, moe.shared_intermediate / plan.tp, "experts")
+    if _exchanged(plan):
+        for kind in ("dispatch", "combine"):
+            kernels.messages.append(Message(kind, m / plan.tp, plan.tp * plan.dp))
+    if plan.tp > 1:
+        kernels.messages.append(Message("all_reduce", 2.0 * m * float(config.hidden), plan.tp))
+
+
+def together(config: LLMConfig, plan: ServingPlan, m: Floats, uneven: float) -> Kernels:
+    """What the experts of one layer do for all ranks, each of which has `m` tokens in the mean.
+
+    `uneven` is how unlike the ranks' shares of the experts' work are, over what evenly choosing tokens make of it.
+    """
+    moe, kernels = config.moe, Kernels()
     assert moe is not None
     h, one = float(config.hidden), _ones(m)
     ranks = plan.tp * plan.dp
@@ -188,27 +203,16 @@ def _experts(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats, 
     each = sent / np.maximum(here, 1e-9)
     for n, k in ((gates * f, h), (h, f)):
         kernels.products.append(Product("experts", here, each, one * n, one * k, plan.weight_dtype))
-    _linear(kernels, m, float(moe.experts), h, "fp32" if moe.router_fp32 else "bf16", "experts")
     # Softmax and top-k, sorting by expert, activation, weighted sum. Where tokens are not sent to their experts' ranks,
     # kernels walk the rows of all experts.
     walked = sent if _exchanged(plan) else tokens * moe.top_k
     kernels.streams.append(Stream("experts", 6.0 * m * moe.experts + 16.0 * walked, 1.0, routing=True))
     kernels.streams.append(Stream("experts", 2.0 * (gates + 1.0) * walked * f, 1.0))
     kernels.streams.append(Stream("experts", 2.0 * (walked + tokens) * h, 1.0))
-    if moe.shared_intermediate:
-        _mlp(kernels, config, plan, m, moe.shared_intermediate / plan.tp, "experts")
-    if plan.dp == 1:
-        if plan.tp > 1:
-            kernels.messages.append(Message("all_reduce", 2.0 * m * h, plan.tp))
-        return
-    if not _exchanged(plan):  # every rank gets all tokens, and sums come back
+    if plan.dp > 1 and not _exchanged(plan):  # every rank gets all tokens, and sums come back
         kernels.messages.append(Message("all_gather", 2.0 * tokens * h, plan.dp, plan.tp))
         kernels.messages.append(Message("reduce_scatter", 2.0 * tokens * h, plan.dp, plan.tp))
-    else:
-        kernels.messages.append(Message("dispatch", m / plan.tp, ranks))
-        kernels.messages.append(Message("combine", m / plan.tp, ranks))
-    if plan.tp > 1:
-        kernels.messages.append(Message("all_reduce", 2.0 * m * h, plan.tp))
+    return kernels
 
 
 def decode(config: LLMConfig, plan: ServingPlan, n: Floats) -> Kernels:
