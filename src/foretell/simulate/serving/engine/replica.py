@@ -124,9 +124,8 @@ class Replica:
                 steps = 1
         rows = [rank.row() for rank, works in zip(ranks, active, strict=True) if works]
         if steps == 1:
-            columns = np.array(rows, dtype=np.float64).T
-            tokens = columns[0] + columns[3]
-            times = self._costs.time_s(Batch(*columns, tokens if len(ranks) == 1 else self._mean(tokens)))
+            mean = sum(row[0] + row[3] for row in rows) / len(ranks)  # the others have nothing to do
+            times = self._costs.time_s(Batch(*np.array([(*row, mean) for row in rows], dtype=np.float64).T))
             longest = float(times[0]) if len(rows) == 1 else float(times.max())
             self._ends = np.array((now_s + (longest + stall),))
         else:
@@ -138,10 +137,6 @@ class Replica:
             raise InputError(f"an iteration of {rows[0]} takes {self._ends[-1] - now_s} s", "iterations")
         self._steps = steps
         return True
-
-    def _mean(self, tokens: Floats) -> Floats:
-        """Tokens of those ranks that work, to the mean of all ranks for each."""
-        return np.full(len(tokens), tokens.sum() / len(self.ranks))
 
     def _run(self, rows: list[Row], steps: int) -> Floats:
         """Seconds of each of `steps` iterations of decoding sequences alone."""
