@@ -156,6 +156,10 @@ def test_a_trace_with_rows_that_cannot_be_used(run: Run, tmp_path: Path) -> None
     found = document(run, "plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--quick", *PINS)
     assert sum(found["skipped"].values()) == 2
     assert found["requests_per_s"] == pytest.approx(10.0)
+    assert "cut" not in found["trace"]
+    cut = ("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--quick", "--num-requests", "100", *PINS)
+    assert "trace.csv: the first 100 requests; the file has more" in " ".join(run(*cut).stdout.split())
+    assert "the file has more" in document(run, *cut)["trace"]["cut"]
 
 
 def test_energy_and_gpus(run: Run) -> None:
@@ -163,6 +167,8 @@ def test_energy_and_gpus(run: Run) -> None:
     least = document(run, *QUICK, "--objective", "gpus")
     assert energy["power_w"] <= least["power_w"] + 1e-6
     assert least["devices"] <= energy["devices"]
+    shown = run(*QUICK, "--objective", "energy").stdout
+    assert re.search(r"GPU type +power +the mix saves\nl4: .* W +\d+", shown)
 
 
 @pytest.mark.parametrize(

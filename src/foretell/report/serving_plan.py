@@ -71,7 +71,7 @@ def serving_plan_view(
         Text(f"serving llm:{found.config.name}", style="bold"),
         Flow(
             f"{format_count(found.config.parameters)} parameters",
-            f"{rate(found.rate)} requests/s",
+            f"{rate(found.rate)} request{'' if rate(found.rate) == '1' else 's'}/s",
             f"{inputs:,.0f} tokens in, {outputs:,.0f} out on average",
             f"{slo_text(found.slo)} for {found.attainment:.0%}" if found.slo.limits else "no latency limit",
             *settings,
@@ -83,6 +83,7 @@ def serving_plan_view(
             + (f", {found.reused} results from the file" if found.reused else ""),
             f"least {found.objective}",
         ),
+        *(Text(f"{found.requests.about['trace']}: {said}") for said in _reading(found.requests.about)),
         Text(""),
         _units(found),
         _total(found),
@@ -100,6 +101,12 @@ def serving_plan_view(
     lines += [Text(""), Text("Why", style="bold"), *(Text(line) for line in why(found))]
     lines += [Text(""), Text(notes_of(found), style="dim")]
     return Group(*lines)
+
+
+def _reading(about: Mapping[str, str]) -> Iterator[str]:
+    """What was done to a trace to read it, where anything was."""
+    if "trace" in about:
+        yield from (about[name] for name in ("part", "cut", "order", "lengths", "prefixes") if name in about)
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
@@ -154,13 +161,20 @@ def _singles(found: Answer) -> RenderableType:
     lines: list[RenderableType] = []
     if known:
         columns = {
-            _HEADINGS[found.objective]: [amount(found.objective, one.cost or 0.0).split(" ")[0] for one in known],
+            _HEADINGS[found.objective]: [_value(found.objective, one.cost or 0.0) for one in known],
             "the mix saves": [share(max(0.0, 1 - found.value / (one.cost or 1.0))) for one in known],
         }
         labels = [f"{one.gpu}: " + ", ".join(f"{n}x {plan}" for plan, n in one.counts) for one in known]
         lines.append(Columns("GPU type", labels, columns, ()))
     lines += [Text(f"{one.gpu} does not: {one.reason}") for one in found.singles if one.cost is None]
     return Group(*lines)
+
+
+def _value(objective: str, value: float) -> str:
+    """What a column headed by the objective holds."""
+    if objective == "energy":
+        return format_power(value)
+    return amount(objective, value).split(" ")[0]
 
 
 def _front(points: Sequence[Point]) -> RenderableType:

@@ -12,6 +12,7 @@ import pytest
 from foretell.errors import InfeasibleError, InputError, UnknownNameError
 from foretell.hardware import device
 from foretell.plan.serving.load import Load, mixture
+from foretell.plan.serving.options import survey
 from foretell.plan.serving.pareto import Point, front, points
 from foretell.plan.serving.search import Answer, search
 from foretell.plan.serving.space import plans
@@ -225,6 +226,18 @@ def test_every_legal_plan_of_a_mixture_of_experts() -> None:
     assert {plan.dp for plan in dense} == {1}
     assert all(CONFIG.heads % plan.tp == 0 for plan in dense)
     assert any(plan.prefill_replicas for plan in dense)
+
+
+def test_weights_are_tried_in_the_format_that_is_published() -> None:
+    """gpt-oss is published in MXFP4 only, and is meant for one GPU of 80 GB (model card, arXiv 2508.10925)."""
+    published, h100 = llm.config("gpt-oss-120b"), device("h100-sxm")
+    assert {plan.weight_dtype for plan in plans(published, h100)} == {"mxfp4"}
+    assert {plan.weight_dtype for plan in plans(published, h100, pinned={"weight_dtype": ("bf16",)})} == {"bf16"}
+    # A100 has no fp8 arithmetic: what is published in it is taken unpacked.
+    assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), device("a100-sxm4-80gb"))} == {"bf16"}
+    assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), h100)} == {"fp8"}
+    alone = survey(published, h100, Load.of(1000, 100), Slo(), pinned={"tp": (1,), "pp": (1,), "dp": (1,)})
+    assert any(option.devices == 1 for option in alone.options)
 
 
 def test_the_front_has_only_what_nothing_betters() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from foretell.errors import ForetellError, InputError, UnknownNameError
 from foretell.workload import llm
+from foretell.workload.llm.hf import from_hf_config
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -209,3 +210,26 @@ def test_layer_types_become_the_shortest_pattern() -> None:
     assert llm.from_hf_config(data).attention_pattern == ("sliding", "full", "sliding", "full", "full", "full")
     windowed = TINY | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}
     assert llm.from_hf_config(windowed).attention_pattern == ("full", "sliding")
+
+
+@pytest.mark.parametrize(("quantization", "weights"), [
+    (None, ""),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+    ({"quant_method": "mxfp4", "modules_to_not_convert": []}, "mxfp4"),
+    ({"quant_method": "awq", "bits": 4}, "int4"),
+    ({"quant_method": "gptq", "bits": 8}, "int8"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}}},
+     "int4"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
+     "fp8"),
+    ({"quant_method": "compressed-tensors", "config_groups": [1]}, ""),
+    ({"quant_method": "bitsandbytes"}, ""),
+    ("fp8", ""),
+])  # fmt: skip
+def test_the_format_of_published_weights(quantization: Any, weights: str) -> None:
+    assert from_hf_config({**TINY, "quantization_config": quantization}).published_weights == weights
+
+
+def test_a_format_of_weights_that_is_none() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'fp8'"):
+        llm.config("llama-3.1-8b").replace(published_weights="fp9")

@@ -30,7 +30,8 @@ _GIB, _GB = 2**30, 10**9
 _MADE_ON_LOADING = ("fp8",)
 _FROM_CHECKPOINT = re.compile(r"weights in (\w+) from a checkpoint")
 #: Policies of a plan's router, as the routers of the engines name the nearest of theirs.
-_POLICIES = {"round-robin": "round_robin", "least-loaded": "power_of_two", "prefix-aware": "cache_aware"}
+_POLICIES = {"round-robin": "round_robin", "least-loaded": "power_of_two", "prefix-aware": "cache_aware",
+             "two-choices": "power_of_two"}  # fmt: skip
 #: Options that say where a server listens, what it loads, or how it logs: they change no plan.
 _IGNORED = {
     "vllm": ("--host", "--port", "--served-model-name", "--trust-remote-code", "--seed", "--tokenizer"),

@@ -178,6 +178,7 @@ class Answer:
             "workload": self.config.name,
             "requests": len(self.requests),
             "skipped": dict(self.requests.skipped),
+            "trace": dict(self.requests.about),
             "requests_per_s": self.rate,
             "output_tokens_per_s": self.load.tokens_per_s,
             "objective": self.objective,
@@ -490,7 +491,7 @@ class _Search:
         if len(mine) == len(share) and (share == 1).all():
             return "everything"
         inputs, outputs = self.load.input_tokens[mine], self.load.output_tokens[mine]
-        return f"{inputs.min():,.0f}–{inputs.max():,.0f} in, {outputs.min():,.0f}–{outputs.max():,.0f} out"
+        return f"{_range(inputs)} in, {_range(outputs)} out"
 
     def advice(self, option: Option) -> Advice | None:
         """What the memory advisor says of a plan on one device, whose freed memory could hold replicas."""
@@ -516,6 +517,11 @@ def _of(requests: Requests, rows: Ints) -> Requests:
     return Requests.of(
         r.arrival_s[rows], r.input_tokens[rows], r.output_tokens[rows], r.prefix[rows], r.prefix_tokens[rows]
     )
+
+
+def _range(values: Floats) -> str:
+    low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
+    return low if low == high else f"{low}–{high}"
 
 
 def times(plan: ServingPlan, count: int) -> ServingPlan:

@@ -13,8 +13,8 @@ from foretell.workload.llm import LLMConfig
 
 __all__ = ["DEGREES", "label", "machines", "plans", "refused", "shape"]
 
-#: Degrees and settings that may be pinned, and what is tried where they are not. Formats stay the model's own: another
-#: one changes what the model answers.
+#: Degrees and settings that may be pinned, and what is tried where they are not. Formats stay the model's own (that of
+#: its published weights, where the device can): another one changes what the model answers.
 DEGREES: Mapping[str, tuple[Any, ...]] = {
     "tp": (1, 2, 4, 8),
     "pp": (1, 2),
@@ -78,6 +78,8 @@ def plans(
     values = {name: tuple(asked.get(name, usual)) for name, usual in DEGREES.items()}
     if config.moe is None and "dp" not in asked:
         values["dp"] = (1,)
+    if "weight_dtype" not in asked and config.published_weights and runs(device, config.published_weights):
+        values["weight_dtype"] = (config.published_weights,)
     reasons: dict[str, None] = {}
     found = 0
     rest = [fixed[name] for name in fixed]

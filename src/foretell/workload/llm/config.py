@@ -25,6 +25,9 @@ BLOCKS: tuple[str, ...] = ("pre_norm", "post_norm", "sandwich", "parallel", "par
 
 ATTENTION: tuple[str, ...] = ("full", "sliding")
 
+#: Formats of published weights besides 16-bit ones.
+WEIGHTS: tuple[str, ...] = ("fp8", "nvfp4", "mxfp4", "int8", "int4")
+
 # Beyond any model there will be: sizes of matrices and of a whole model stay far below what 64 bits hold.
 MOST_LAYERS, MOST_SIZE, MOST_TOKENS = 10_000, 10_000_000, 2**31
 _TOKENS = ("context_length", "position_rows", "sliding_window")
@@ -86,7 +89,8 @@ class LLMConfig:
     (Gemma, gpt-oss). `rotary_dim` is how much of a head rotates (None: all), `position_rows` the rows of a learned
     position table, `fused_qkv` and `fused_gate_up` whether projections are one matrix. `source` names the repository
     of the public ``config.json``; `published_parameters` and `published_active_parameters` are what its authors
-    state, where they do (`published_source` says in which words).
+    state, where they do (`published_source` says in which words). `published_weights` is the format of its weights,
+    where they are not of 16 bits ("fp8", "mxfp4" …; so in the experts only counts as well).
 
     Raises InputError where sizes do not fit together.
     """
@@ -129,6 +133,7 @@ class LLMConfig:
     published_parameters: int | None = None
     published_active_parameters: int | None = None
     published_source: str = ""
+    published_weights: str = ""
 
     def __post_init__(self) -> None:
         def fail(what: str, repair: str | None = None) -> InputError:
@@ -158,6 +163,8 @@ class LLMConfig:
         ):
             if getattr(self, field) not in names:
                 raise unknown(f"{field} of llm config {self.name!r},", getattr(self, field), names)
+        if self.published_weights and self.published_weights not in WEIGHTS:
+            raise unknown(f"published_weights of llm config {self.name!r},", self.published_weights, WEIGHTS)
         for kind in self.attention_pattern:
             if kind not in ATTENTION:
                 raise unknown(f"attention_pattern entry of llm config {self.name!r},", kind, ATTENTION)

@@ -452,4 +452,23 @@ def from_hf_config(data: Mapping[str, Any], name: str | None = None, where: str 
         raise unknown(f"model_type in {where}:", str(model_type), MODEL_TYPES)
     fields = _TYPES[model_type](reader)
     title = name or data.get("_name_or_path") or model_type
-    return LLMConfig(name=str(title), **fields)
+    return LLMConfig(name=str(title), **{"published_weights": _published_weights(data), **fields})
+
+
+def _published_weights(data: Mapping[str, Any]) -> str:
+    """The format that ``quantization_config`` says weights have; "" where it says none, or one that is not known."""
+    text = data.get("text_config")
+    found = data.get("quantization_config", text.get("quantization_config") if isinstance(text, Mapping) else None)
+    if not isinstance(found, Mapping):
+        return ""
+    method, bits, kind = found.get("quant_method"), found.get("bits"), "int"
+    if method in ("fp8", "fbgemm_fp8", "mxfp4"):
+        return {"fbgemm_fp8": "fp8"}.get(method, method)
+    groups = found.get("config_groups")
+    if method == "compressed-tensors" and isinstance(groups, Mapping):
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        kinds = {(one.get("num_bits"), one.get("type")) for one in weights if isinstance(one, Mapping)}
+        bits, kind = kinds.pop() if len(kinds) == 1 else (None, "")
+    elif method not in ("awq", "gptq"):
+        return ""
+    return {(4, "int"): "int4", (8, "int"): "int8", (4, "float"): "nvfp4", (8, "float"): "fp8"}.get((bits, kind), "")

@@ -20,7 +20,7 @@ MOST_BYTES = 1_000_000
 METADATA = frozenset(
     {
         *("name", "source", "published_parameters", "published_active_parameters", "published_source"),
-        *("fused_qkv", "fused_gate_up", "norm_fp32"),
+        *("published_weights", "fused_qkv", "fused_gate_up", "norm_fp32"),
     }
 )
 
