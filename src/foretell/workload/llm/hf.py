@@ -461,14 +461,15 @@ def _published_weights(data: Mapping[str, Any]) -> str:
     found = data.get("quantization_config", text.get("quantization_config") if isinstance(text, Mapping) else None)
     if not isinstance(found, Mapping):
         return ""
-    method, bits, kind = found.get("quant_method"), found.get("bits"), "int"
+    method = str(found.get("quant_method"))
     if method in ("fp8", "fbgemm_fp8", "mxfp4"):
-        return {"fbgemm_fp8": "fp8"}.get(method, method)
+        return method.removeprefix("fbgemm_")
+    known: dict[Any, str] = {(4, "int"): "int4", (8, "int"): "int8", (4, "float"): "nvfp4", (8, "float"): "fp8"}
+    if method in ("awq", "gptq"):
+        return known.get((found.get("bits"), "int"), "")
     groups = found.get("config_groups")
     if method == "compressed-tensors" and isinstance(groups, Mapping):
         weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        kinds = {(one.get("num_bits"), one.get("type")) for one in weights if isinstance(one, Mapping)}
-        bits, kind = kinds.pop() if len(kinds) == 1 else (None, "")
-    elif method not in ("awq", "gptq"):
-        return ""
-    return {(4, "int"): "int4", (8, "int"): "int8", (4, "float"): "nvfp4", (8, "float"): "fp8"}.get((bits, kind), "")
+        kinds = {known.get((one.get("num_bits"), one.get("type")), "") for one in weights if isinstance(one, Mapping)}
+        return kinds.pop() if len(kinds) == 1 else ""
+    return ""
