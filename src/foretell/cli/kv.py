@@ -124,14 +124,16 @@ def kv(
             refused = error
             continue
         if place is not None:
-            from foretell.cost.kv_budget import kv_budget
+            from foretell.cost.kv_budget import kv_budget, what_helps
 
             room: dict[str, Any] = {"share": share, "weight_dtype": weights, "expert_dtype": experts}
+            asked: dict[str, Any] = {"tokens": tokens, "engine": name, **ask, **room}
             try:
-                budgets.append(kv_budget(_config(model), place, tokens=tokens, engine=name, **ask, **room))
+                budgets.append(kv_budget(_config(model), place, **asked))
             except InfeasibleError as error:
                 if engine is not None:
-                    raise
+                    helps = what_helps(_config(model), place, **asked)
+                    raise (InfeasibleError(error.message, "; ".join(helps)) if helps else error) from None
                 budgets.append(error.message)
     if not found:
         assert refused is not None

@@ -58,7 +58,8 @@ def _budget(cache: KVCache, budget: Budget) -> list[RenderableType]:
     for name, nbytes in (
         ("weights", budget.weights_bytes),
         ("activations of one iteration", budget.activations_bytes),
-        ("context and code", budget.framework_bytes),
+        ("context and code", budget.framework_bytes - budget.communication_bytes),
+        *([("buffers between GPUs", budget.communication_bytes)] if budget.communication_bytes else []),
         ("left alone by the engine", budget.reserve_bytes),
     ):
         table.add_row(name, format_bytes(nbytes))

@@ -204,10 +204,10 @@ class Iterations:
         engine = "vllm" if plan.engine == "static" else plan.engine
         quantized = _dtype(sizes.dense_format(self.config, plan)), _dtype(plan.weight_dtype)
         return kv_budget(
-            _rank(self.config, plan), self.device, tokens=plan.block_size, engine=engine,
+            _rank(self.config, plan), self.device, tokens=plan.block_size, engine=engine, version=plan.version or None,
             dtype=plan.kv_dtype if plan.kv_dtype not in ("bf16", "fp16") else "auto", tensor_parallel=plan.tp,
-            share=plan.gpu_memory_percent / 100.0, step=plan.max_num_batched_tokens, weight_dtype=quantized[0],
-            expert_dtype=quantized[1] if self.config.moe else None,
+            share=plan.gpu_memory_percent / 100.0, step=plan.max_num_batched_tokens, seqs=plan.max_num_seqs,
+            weight_dtype=quantized[0], expert_dtype=quantized[1] if self.config.moe else None,
         )  # fmt: skip
 
     @property
