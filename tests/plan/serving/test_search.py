@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,13 @@ import pytest
 from foretell.errors import InfeasibleError, InputError, UnknownNameError
 from foretell.hardware import device
 from foretell.plan.serving.load import Load, mixture
-from foretell.plan.serving.options import survey
+from foretell.plan.serving.options import Option, Survey, survey
 from foretell.plan.serving.pareto import Point, front, points
 from foretell.plan.serving.search import Answer, search
 from foretell.plan.serving.space import plans
 from foretell.plan.serving.steady import most
 from foretell.plan.serving.trial import Tried, largest_factor, paced, sampled
-from foretell.plan.serving.why import why
+from foretell.plan.serving.why import rival, why
 from foretell.simulate.serving import Requests, ServingPlan
 from foretell.simulate.serving.metrics import Slo
 from foretell.workload import llm
@@ -135,8 +137,9 @@ def test_a_search_that_was_killed_goes_on(poisson: Callable[..., Requests], make
     with pytest.raises(KeyboardInterrupt):
         ask(requests, make, trial=dies, out=path)
     again = ask(requests, make, trial=model(0.8), out=path)
-    assert 0 < again.simulated < whole.simulated
-    assert again.reused > 0
+    # Each simulation is kept: none of the twelve that were done is done again.
+    assert again.simulated == whole.simulated - 12
+    assert again.reused == 12
     same = {"simulated": 0, "reused": 0}
     assert {**again.to_dict(), **same} == {**whole.to_dict(), **same}
     done = ask(requests, make, trial=model(0.8), out=path)
@@ -217,6 +220,22 @@ def test_why_says_what_binds(poisson: Callable[..., Requests], make: Any) -> Non
         assert f"{1 - found.value / (single.cost or 0):.0%} less than the best single type, {single.gpu}" in text
 
 
+@pytest.mark.parametrize(("costs", "rate", "said"), [
+    (2.0, 5.0, "tp1 tokens8192 seqs256 beats tp2 tokens8192 seqs256 there, which takes 100% more a request"),
+    (1.002, 5.0, "tp2 tokens8192 seqs256 takes as much a request, within 0.5%"),
+    (0.5, 50.0, "would take 50% less a request when full, but a unit of it serves 50 requests/s and 8 are asked for"),
+    (0.5, 5.0, "would take 50% less a request when full, but not when simulated, or in whole units"),
+])  # fmt: skip
+def test_why_says_what_a_rival_loses_by(costs: float, rate: float, said: str) -> None:
+    """A unit that serves 5 requests/s for $1, and one of another shape at `costs` times as much a request."""
+    mine = Option("l4", ServingPlan(), "l4", 1, 1.0, None, 1.0, 5.0, 8, 0.02, 0.1, 1e3, 1e4, 500.0, "tpot", "", {})
+    other = dataclasses.replace(mine, plan=ServingPlan(tp=2), rate=rate, usd_per_h=costs * rate / 5.0)
+    found = SimpleNamespace(surveys=[Survey("l4", 2, (mine, other), (), "")], objective="cost", rate=8.0)
+    text = rival(SimpleNamespace(option=mine), found)  # type: ignore[arg-type]
+    assert text is not None
+    assert said in text
+
+
 def test_every_legal_plan_of_a_mixture_of_experts() -> None:
     made = list(plans(llm.config("qwen3-30b-a3b"), device("h100-sxm")))
     assert len(set(made)) == len(made)
@@ -247,6 +266,10 @@ def test_the_front_has_only_what_nothing_betters() -> None:
     made = [Point("l4", ServingPlan(), float(i), float(ups[i]), float(downs[i]), 0.1) for i in range(200)]
     kept = front(made)
     assert 10 < len(kept) < 60
+    # What is left out is bettered by, or near, a point that is kept.
+    for q in made:
+        near = 0.98 * q.tokens_per_s_per_gpu, 0.98 * q.tokens_per_s_per_user
+        assert any(p.tokens_per_s_per_gpu >= near[0] and p.tokens_per_s_per_user >= near[1] for p in kept)
     for p in kept:
         mine = 1.03 * p.tokens_per_s_per_gpu, 1.03 * p.tokens_per_s_per_user
         assert not any(q.tokens_per_s_per_gpu > mine[0] and q.tokens_per_s_per_user > mine[1] for q in made)

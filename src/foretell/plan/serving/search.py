@@ -309,12 +309,14 @@ class _Search:
             return 1.0
 
         def good(factor: float) -> bool:
-            self.simulated += 1
-            tried = trial(iterations, option.plan, paced(some, rate * factor), self.slo, link)
-            return tried.attainment >= self.attainment
+            def run() -> dict[str, Any]:
+                self.simulated += 1
+                return trial(iterations, option.plan, paced(some, rate * factor), self.slo, link).to_dict()
 
-        key = ["factor", option.gpu, option.plan.to_dict(), rows.tolist()]
-        return float(self.results.of(key, lambda: {"factor": largest_factor(good, _LEAST_FACTOR)})["factor"])
+            key = ["trial", option.gpu, option.plan.to_dict(), rows.tolist(), factor]
+            return float(self.results.of(key, run)["attainment"]) >= self.attainment
+
+        return largest_factor(good, _LEAST_FACTOR)
 
     def capacity(self, option: Option) -> Floats:
         """Requests/s of each bucket that a unit serves, (buckets,).

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foretell.plan.serving.options import Option
     from foretell.plan.serving.search import Answer, Unit
 
-__all__ = ["BOUND", "amount", "differences", "why"]
+__all__ = ["BOUND", "amount", "differences", "rival", "why"]
 
 #: What an iteration's time goes to, in words.
 BOUND: Mapping[str, str] = {
@@ -42,9 +42,9 @@ def why(found: Answer) -> Iterator[str]:
     yield from _mix(found)
     for unit in found.units:
         yield _binding(unit.option, found)
-        rival = _rival(unit, found)
-        if rival is not None:
-            yield rival
+        other = rival(unit, found)
+        if other is not None:
+            yield other
 
 
 def _mix(found: Answer) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _binding(option: Option, found: Answer) -> str:
     return text + "."
 
 
-def _rival(unit: Unit, found: Answer) -> str | None:
+def rival(unit: Unit, found: Answer) -> str | None:
     """The cheapest plan on the same GPU type that differs in more than batch sizes, and what it loses by."""
     mine = unit.option
     all_ = [o for s in found.surveys if s.gpu == mine.gpu for o in s.options if shape(o.plan) != shape(mine.plan)]
@@ -105,15 +105,17 @@ def _rival(unit: Unit, found: Answer) -> str | None:
 
     other = min(all_, key=each)
     more = each(other) / each(mine) - 1.0
-    if more < 0:
-        rate = found.rate
-        return (f"On {mine.gpu}, {label(other.plan)} would take {-more:.0%} less a request when full, but a unit of it"
-                f" serves {other.rate:,.3g} requests/s and {rate:,.3g} are asked for.")  # fmt: skip
+    if more < -_SMALL:
+        start = f"On {mine.gpu}, {label(other.plan)} would take {-more:.0%} less a request when full, but"
+        if other.rate > found.rate:
+            return f"{start} a unit of it serves {other.rate:,.3g} requests/s and {found.rate:,.3g} are asked for."
+        return f"{start} not when simulated, or in whole units."
+    if more < _SMALL:
+        return f"On {mine.gpu}, {label(other.plan)} takes as much a request, within {_SMALL:.1%}."
     reason = ""
     if other.parts and mine.parts:
         grown = {n: other.parts.get(n, 0.0) * other.tpot_s - mine.parts.get(n, 0.0) * mine.tpot_s for n in other.parts}
         name = max(grown, key=lambda n: grown[n])
         if grown[name] > 0:
             reason = f": its iterations spend {1e3 * grown[name]:.3g} ms more on {name.replace('_', ' ')}"
-    much = f"{more:.0%}" if more >= _SMALL else "under 1%"
-    return f"{label(mine.plan)} beats {label(other.plan)} there, which takes {much} more a request{reason}."
+    return f"{label(mine.plan)} beats {label(other.plan)} there, which takes {more:.0%} more a request{reason}."
