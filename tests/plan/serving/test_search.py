@@ -220,17 +220,19 @@ def test_why_says_what_binds(poisson: Callable[..., Requests], make: Any) -> Non
         assert f"{1 - found.value / (single.cost or 0):.0%} less than the best single type, {single.gpu}" in text
 
 
-@pytest.mark.parametrize(("costs", "rate", "said"), [
-    (2.0, 5.0, "tp1 tokens8192 seqs256 beats tp2 tokens8192 seqs256 there, which takes 100% more a request"),
-    (1.002, 5.0, "tp2 tokens8192 seqs256 takes as much a request, within 0.5%"),
-    (0.5, 50.0, "would take 50% less a request when full, but a unit of it serves 50 requests/s and 8 are asked for"),
-    (0.5, 5.0, "would take 50% less a request when full, but not when simulated, or in whole units"),
+@pytest.mark.parametrize(("costs", "rate", "failed", "said"), [
+    (2.0, 5.0, (), "tp1 tokens8192 seqs256 beats tp2 tokens8192 seqs256 there, which takes 100% more a request"),
+    (1.002, 5.0, (), "tp2 tokens8192 seqs256 takes as much a request, within 0.5%"),
+    (0.5, 50.0, (), "would take 50% less a request when full, but a unit of it serves 50 requests/s and 8 are asked for"),
+    (0.5, 15.0, ("tp2 tokens8192 seqs256",), "less a request when full, but too few of its requests keep the limits"),
+    (0.5, 15.0, (), "would take 50% less a request when full, but not in whole units, or as it holds up when simulated"),
 ])  # fmt: skip
-def test_why_says_what_a_rival_loses_by(costs: float, rate: float, said: str) -> None:
+def test_why_says_what_a_rival_loses_by(costs: float, rate: float, failed: tuple[str, ...], said: str) -> None:
     """A unit that serves 5 requests/s for $1, and one of another shape at `costs` times as much a request."""
     mine = Option("l4", ServingPlan(), "l4", 1, 1.0, None, 1.0, 5.0, 8, 0.02, 0.1, 1e3, 1e4, 500.0, "tpot", "", {})
     other = dataclasses.replace(mine, plan=ServingPlan(tp=2), rate=rate, usd_per_h=costs * rate / 5.0)
-    found = SimpleNamespace(surveys=[Survey("l4", 2, (mine, other), (), "")], objective="cost", rate=8.0)
+    surveys = [Survey("l4", 2, (mine, other), (), "")]
+    found = SimpleNamespace(surveys=surveys, objective="cost", rate=8.0, value=2.0, failed={"l4": failed})
     text = rival(SimpleNamespace(option=mine), found)  # type: ignore[arg-type]
     assert text is not None
     assert said in text

@@ -117,6 +117,8 @@ class Answer:
     simulated: int
     reused: int
     rounds: int
+    #: Plans by GPU type that keep the limits at no rate in the simulator.
+    failed: Mapping[str, Sequence[str]]
 
     @property
     def rate(self) -> float:
@@ -380,7 +382,7 @@ class _Search:
             self.config, self.requests, self.load, self.group, self.slo, self.attainment, self.objective,
             tuple(sorted(units, key=lambda u: -u.requests_per_s)), mix, tuple(options),
             self.singles(options, capacity, caps, surveys), tuple(best), surveys, sum(s.tried for s in surveys),
-            self.simulated, self.results.reused, rounds,
+            self.simulated, self.results.reused, rounds, self.failed,
         )  # fmt: skip
 
     def undominated(self, options: Sequence[Option]) -> list[tuple[Option, Floats]]:

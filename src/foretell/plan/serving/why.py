@@ -75,7 +75,7 @@ def _mix(found: Answer) -> Iterator[str]:
 
 def _binding(option: Option, found: Answer) -> str:
     batch = f"{option.gpu}: {option.batch:,.0f} sequences at a time"
-    given = {name: f"{1e3 * limit:,.4g} ms" for name, limit in found.slo.limits.items()}
+    given = {name: f"{1e3 * limit:,.6g} ms" for name, limit in found.slo.limits.items()}
     waits = "prompts would wait too long" + (f" for TTFT ≤ {given['ttft']}" if "ttft" in given else "")
     limits = {
         "tpot": f"more would take TPOT over {given.get('tpot', 'its limit')}",
@@ -107,9 +107,11 @@ def rival(unit: Unit, found: Answer) -> str | None:
     more = each(other) / each(mine) - 1.0
     if more < -_SMALL:
         start = f"On {mine.gpu}, {label(other.plan)} would take {-more:.0%} less a request when full, but"
-        if other.rate > found.rate:
+        if other.cost(found.objective) > found.value:  # one unit alone takes more than all that was chosen
             return f"{start} a unit of it serves {other.rate:,.3g} requests/s and {found.rate:,.3g} are asked for."
-        return f"{start} not when simulated, or in whole units."
+        if label(other.plan) in found.failed.get(other.gpu, ()):
+            return f"{start} too few of its requests keep the limits when simulated."
+        return f"{start} not in whole units, or as it holds up when simulated."
     if more < _SMALL:
         return f"On {mine.gpu}, {label(other.plan)} takes as much a request, within {_SMALL:.1%}."
     reason = ""
