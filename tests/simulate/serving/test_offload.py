@@ -148,7 +148,7 @@ def test_compressed_chunks_take_less_room_and_time() -> None:
     assert cache.lookup(1, 8 * CHUNK, 1.0) == (8 * CHUNK, pytest.approx(2e-3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3000), st.booleans()), max_size=60),
     st.integers(0, 12),
@@ -365,15 +365,15 @@ def test_others_go_on_while_a_cache_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS.names() if name != "static"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6), capacity=st.sampled_from([1200, 1600, 20_000]), rate=st.sampled_from([1.0, 30.0]),
     load=st.sampled_from([1e3, 1e5, 1e8]), room=st.sampled_from([3e5, 1e9]), blocking=st.booleans(),
-    eager=st.booleans(), dp=st.sampled_from([1, 2]), cut=st.booleans(),
+    eager=st.booleans(), dp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2]), cut=st.booleans(),
 )  # fmt: skip
 def test_nobody_is_lost_while_caches_are_loaded(
     scheduler: str, seed: int, capacity: int, rate: float, load: float, room: float, blocking: bool, eager: bool,
-    dp: int, cut: bool,
+    dp: int, pp: int, cut: bool,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     prefix = rng.integers(1, 8, 40)
@@ -384,7 +384,7 @@ def test_nobody_is_lost_while_caches_are_loaded(
     )  # fmt: skip
     plan = ServingPlan(
         prefix_cache=True, max_num_seqs=8, max_num_batched_tokens=512 if cut else 2048, chunked_prefill=cut, replicas=2,
-        dp=dp, version="0.18",
+        dp=dp, pp=pp, version="0.18",
     )  # fmt: skip
 
     class Small(Costs):
@@ -400,8 +400,8 @@ def test_nobody_is_lost_while_caches_are_loaded(
     assert (result.output_tokens == requests.output_tokens).all()
     assert (result.runs.sampled.astype(np.int64) * result.runs.iterations).sum() == requests.output_tokens.sum()
     assert result.runs.kv_blocks.max() <= capacity // 16
-    if not eager or room < 1e9:
-        return  # when blocks are evicted within a run of iterations is not seen by the other replica
+    if not eager or room < 1e9 or pp > 1:
+        return  # when blocks are taken or evicted within a run of iterations is not seen by others
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica, "FEWEST", 1)
         patch.setattr(replica, "MOST", 1)

@@ -104,7 +104,7 @@ def test_no_request_is_lost_or_served_twice(
         replicas=2, prefill_replicas=int(split), decode_replicas=int(split),
     )  # fmt: skip
     result = serve(
-        Linear(capacity * pp), plan, requests, scheduler=scheduler, host_link=Link(1e9, 1e-5), kv_link=Link(1e9), **load
+        Linear(capacity), plan, requests, scheduler=scheduler, host_link=Link(1e9, 1e-5), kv_link=Link(1e9), **load
     )
     check(result, requests)
     assert result.served.all()
@@ -348,11 +348,26 @@ def test_batches_follow_each_other_through_a_pipeline() -> None:
     requests = Requests.of(0.0, 10, [4, 4, 4])
     result = serve(Constant(), ServingPlan(pp=2, max_num_seqs=2), requests)
     assert result.finished_s.tolist() == [4.0, 4.0, 8.0]
-    assert result.kv_capacity_blocks == (1000 // 16 // 2,)
+    assert result.kv_capacity_blocks == (1000 // 16,)  # of both together
     assert sorted(set(result.runs.rank.tolist())) == [0, 1]
     both = serve(Constant(), ServingPlan(pp=2, dp=2, max_num_seqs=2), requests)
     assert both.finished_s.tolist() == [4.0] * 3
     assert sorted(set(both.runs.rank.tolist())) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS.names())
+def test_batches_of_a_pipeline_share_its_blocks(scheduler: str) -> None:
+    """Of ten blocks the first request takes eight at its end: the second stage's batch waits for them."""
+    requests = Requests.of([0.0, 0.5, 1.0], [110, 60, 60], 16)
+    result = serve(Constant(160), ServingPlan(pp=2, max_num_seqs=2, version="0.18"), requests, scheduler=scheduler)
+    assert result.served.all()
+    assert (result.output_tokens == 16).all()
+    assert result.finished_s[0] == 16
+    assert result.finished_s[1:].min() > 16.5  # five blocks each: beside the first there are two or three
+    assert result.runs.kv_blocks.max() <= 10
+    # Alone they are not held up by each other.
+    both = serve(Constant(160), ServingPlan(pp=2, max_num_seqs=2), Requests.of(0.0, 60, [16, 16]), scheduler=scheduler)
+    assert both.finished_s.tolist() == [16, 16]
 
 
 def test_caches_move_between_prefill_and_decode() -> None:

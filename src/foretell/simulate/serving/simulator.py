@@ -175,11 +175,15 @@ class _Simulation:
         self, costs: Costs, plan: ServingPlan, schedule: Scheduler, lag: bool, link: Link | None, tier: Tier | None,
         *, hands_over: bool = False,
     ) -> None:  # fmt: skip
-        """Add a replica. With a pipeline, `pp` batches of different sequences are on their way through it at a time."""
+        """Add a replica.
+
+        With a pipeline, `pp` batches of different sequences are on their way through it at a time; they take from the
+        same blocks.
+        """
         if plan.max_num_seqs > plan.max_num_batched_tokens:
             what = f"max_num_seqs {plan.max_num_seqs} is above max_num_batched_tokens {plan.max_num_batched_tokens}"
             raise InputError(what, "serving plan", "each running sequence takes a token of every iteration")
-        capacity = int(costs.kv_capacity_tokens) // plan.block_size // plan.pp
+        capacity = int(costs.kv_capacity_tokens) // plan.block_size
         if capacity < 1:
             what = f"the KV cache holds {int(costs.kv_capacity_tokens)} tokens, less than a block of {plan.block_size}"
             raise InfeasibleError(what, "use more or larger devices, narrower formats or smaller batches")
@@ -191,19 +195,22 @@ class _Simulation:
             raise InputError("KV blocks are swapped to no memory", "serving plan", "give host_kv_bytes")
         host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
         plan = plan.replace(max_num_seqs=-(-plan.max_num_seqs // plan.pp))
-        ranks = []
+        ranks: list[Rank] = []
+        pools: list[Blocks] = []
         for index in range(plan.pp * plan.dp):
-            below = tier
-            if below is None and host and link is not None and not swaps:
-                below = HostTier(host, block_bytes, link)
+            if index < plan.dp:
+                below = tier
+                if below is None and host and link is not None and not swaps:
+                    below = HostTier(host, block_bytes, link)
+                pools.append(Blocks(capacity, plan.block_size, cache=plan.prefix_cache, tier=below))
             ranks.append(
                 Rank(
                     plan,
-                    Blocks(capacity, plan.block_size, cache=plan.prefix_cache, tier=below),
+                    pools[index % plan.dp],
                     schedule,
                     number=self._ranks,
                     waits=self._blocking_loads,
-                    swap=(link, block_bytes, host) if swaps and link is not None else None,
+                    swap=(link, block_bytes, host // plan.pp) if swaps and link is not None else None,
                     preempted=self._note_preemption,
                     scheduled=self._note_scheduled,
                     loading=partial(self._note_load, len(self._lanes) + index // plan.dp),
@@ -211,6 +218,8 @@ class _Simulation:
             )
             self._ranks += 1
             ranks[-1].hands_over = hands_over
+        for rank in ranks:
+            rank.peers = [peer for peer in ranks if peer.blocks is rank.blocks]
         lanes = []
         for lane in range(plan.pp):
             first = lane * plan.dp
@@ -287,6 +296,9 @@ class _Simulation:
             self._now = now
             if replica.busy:
                 ended = self._end(replica, now)
+                for other in self.replicas[replica.index] if replica.shared else ():
+                    if other.waits:  # blocks may be free by now
+                        self._schedule(other, now)
                 if queue is not None:
                     for _ in range(min(ended, len(queue))):
                         queue.popleft()

@@ -48,6 +48,8 @@ class Rank:
         self.blocks = blocks
         self.size = blocks.size
         self.number = number
+        #: Ranks that take from the same blocks, this included: batches on their way through one pipeline.
+        self.peers = [self]
         self._schedule = schedule
         #: An iteration waits for what it loads from a tier; else the sequence does, and others go on.
         self._waits = waits
@@ -137,6 +139,11 @@ class Rank:
                 break
             steps += 1
         return min(steps, most)
+
+    @property
+    def shares(self) -> bool:
+        """Whether others may hold blocks when nothing runs here."""
+        return len(self.peers) > 1 or bool(self.aside)
 
     def known(self, seq: Seq) -> int:
         """Tokens of a waiting sequence's prompt that need not be computed: cached here, in a tier, or loaded for it."""
@@ -336,6 +343,8 @@ class Rank:
         if self.chunks or self.stall_s:
             return 1
         most = min(most, self.hold)
+        if len(self.peers) > 1:  # blocks are taken ahead, and a peer may free those that somebody waits for
+            most = 1 if self.waiting else min(most, self.size)
         while self._dues and self._dues[0][3].joined != self._dues[0][2]:
             heappop(self._dues)  # preempted since
         if self._dues:
@@ -352,6 +361,12 @@ class Rank:
         self.blocks.take(self.growth(steps - 1))
         self.step -= 1
 
+    def shrink(self, planned: int, steps: int) -> None:
+        """Give back what was taken for a run of `planned` steps and is not needed for `steps`."""
+        self.step += steps
+        self.blocks.untake(self.growth(planned - steps))
+        self.step -= steps
+
     def advance(self, steps: int) -> tuple[list[Seq], list[Seq]]:
         """End `steps` iterations like the one formed. Returns the sequences with their first token, and those done.
 
@@ -364,7 +379,7 @@ class Rank:
             self.cached += steps * self.rows
             while self._dues and self._dues[0][0] <= self.step:
                 _, _, joined, seq = heappop(self._dues)
-                if seq.joined == joined:
+                if seq.joined == joined and not (done and done[-1] is seq):  # preempted and back in one step
                     done.append(seq)
         for seq, _ in self.chunks:
             if seq.computed == seq.prompt:

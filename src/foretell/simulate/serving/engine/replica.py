@@ -53,6 +53,8 @@ class Replica:
         self.lane = lane
         self._numbers = list(ranks)
         self.ranks = list(ranks.values())
+        #: Other batches on their way through the pipeline take from the same blocks: those of a run are taken ahead.
+        self.shared = any(len(rank.peers) > 1 for rank in self.ranks)
         self._costs = costs
         #: The next iteration is formed while one runs, so that it misses who comes meanwhile.
         self._overlap = overlap
@@ -71,6 +73,11 @@ class Replica:
     def end_s(self) -> float:
         """When the run of iterations ends."""
         return float(self._ends[self._steps - 1])
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits, and nothing runs."""
+        return not self.busy and any(rank.waiting or rank.inbox for rank in self.ranks)
 
     @property
     def count(self) -> int:
@@ -136,6 +143,10 @@ class Replica:
         if not now_s < self._ends[-1] < np.inf:
             raise InputError(f"an iteration of {rows[0]} takes {self._ends[-1] - now_s} s", "iterations")
         self._steps = steps
+        if self.shared and steps > 1:
+            for rank in ranks:
+                if rank.decode:
+                    rank.grow(steps)
         return True
 
     def _run(self, rows: list[Row], steps: int) -> Floats:
@@ -159,7 +170,9 @@ class Replica:
         for number, rank in zip(self._numbers, self.ranks, strict=True):
             rows, cached, seqs, tokens, pairs, behind, sampled = rank.row()
             running, waiting = len(rank.running), len(rank.waiting)
-            if rank.decode and steps > 1:
+            if rank.decode and self.shared:
+                rank.shrink(len(self._ends), steps)
+            elif rank.decode and steps > 1:
                 rank.grow(steps)
             used = rank.blocks.used
             began, ended = rank.advance(steps) if rank.decode or rank.chunks else ((), ())

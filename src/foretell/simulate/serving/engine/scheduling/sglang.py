@@ -106,7 +106,7 @@ def _retract(rank: Rank) -> None:
     if rank.growth() <= rank.blocks.free:
         return
     order = sorted((s for s in rank.running.values() if s.joined >= 0), key=lambda s: (-rank.made(s), s.inputs, s.id))
-    while len(order) > bool(not rank.aside):  # the last one has room, unless blocks are kept for others
+    while len(order) > (not rank.shares):  # the last one has room, unless others hold blocks
         rank.preempt(order.pop(), last=True)
         if rank.blocks.free * rank.size >= len(order) * RETRACT_STEPS:
             break

@@ -13,9 +13,11 @@ def static(rank: Rank) -> None:
         rank.deaf = True
         return
     prompt = answer = count = 0
+    free = rank.blocks.free
+    share = min(free, rank.blocks.capacity // len(rank.peers))  # so that a pipeline's batches do not take turns
     for seq in rank.waiting:
         longest, most = max(prompt, seq.prompt), max(answer, seq.outputs)
-        fits = (count + 1) * -(-(longest + most - 1) // rank.size) <= rank.blocks.capacity
+        fits = (count + 1) * -(-(longest + most - 1) // rank.size) <= (share if count else free)
         if count == rank.plan.max_num_seqs or not fits:
             break
         prompt, answer, count = longest, most, count + 1

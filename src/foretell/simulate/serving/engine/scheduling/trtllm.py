@@ -24,9 +24,10 @@ def guaranteed_no_evict(rank: Rank) -> None:
         chunk = min(budget, part.prompt - part.computed)
         rank.prefill(part, chunk)
         budget -= chunk
-    reserved = rank.leaving
+    reserved = sum(peer.leaving for peer in rank.peers)
     if rank.waiting:
-        reserved += sum(full(rank, seq) for here in (rank.running, rank.aside) for seq in here.values())
+        held = (here for peer in rank.peers for here in (peer.running, peer.aside))
+        reserved += sum(full(rank, seq) for here in held for seq in here.values())
     while rank.waiting and budget > 0:
         rank.deaf = True
         seq = rank.waiting[0]
