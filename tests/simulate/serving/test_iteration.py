@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from foretell.cost import estimate
+from foretell.cost.energy import power_of
 from foretell.errors import InfeasibleError
 from foretell.hardware import cluster, device
 from foretell.simulate.serving import Batch, ServingPlan
 from foretell.simulate.serving.iteration import BOUNDS, Iterations
+from foretell.simulate.serving.iteration.constants import constants
 from foretell.simulate.serving.iteration.kernels import attended
 from foretell.simulate.serving.iteration.sizes import _busiest, touched
 from foretell.workload import llm
@@ -206,6 +210,25 @@ def test_power_as_splitwise_measured() -> None:
         plan = ServingPlan(version="0.2", weight_dtype="fp16", kv_dtype="fp16", tp=tp)
         watts = Iterations.of(llm.config("llama-2-70b"), plan, a100).power_w(batch)[0]
         assert watts == pytest.approx(400 * share, rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"multiprocessors": 66}, {"multiprocessors": None}, {"vendor": "other"}])
+def test_running_kernels_draw_by_multiprocessor(changes: dict[str, Any]) -> None:
+    """Watts beyond idle power, FLOP and bytes go with multiprocessors; where those say nothing, with TDP."""
+    constant, one = constants(), dataclasses.replace(H100, **changes)
+    power, batch = power_of(one), Batch.of(decode_seqs=1, decode_tokens=1000)
+    assert power is not None
+    without = constant.replace({"power.active_w.shared": 0.0, "power.active": 0.0})
+    made = Iterations.of(LLAMA, ServingPlan(), H100)
+    drawn, rest = (
+        dataclasses.replace(made, costs=dataclasses.replace(made.costs, device=one, constants=c))
+        for c in (constant, without)
+    )
+    kernels = sum(seconds[0] for name, seconds in drawn.parts(batch).items() if name not in ("host", "communication"))
+    by_count = 66 * constant["power.active_w.shared"]
+    want = by_count if changes == {"multiprocessors": 66} else constant["power.active"] * power.limit_w
+    joules = (drawn.power_w(batch)[0] - rest.power_w(batch)[0]) * drawn.time_s(batch)[0]
+    assert joules == pytest.approx(want * kernels, rel=0.02)  # choosing the token besides
 
 
 def test_older_engines_wait_longer_for_their_hosts() -> None:
