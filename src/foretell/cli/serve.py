@@ -471,9 +471,8 @@ def _simulated(
     from foretell.simulate.serving.metrics import measure
     from foretell.simulate.serving.nanoflow import NanoFlow, steady
     from foretell.simulate.serving.offload import engine_tier
-    from foretell.simulate.serving.room import shortage_bytes, what_fits
+    from foretell.simulate.serving.room import what_fits
     from foretell.simulate.serving.simulator import serve as served_by
-    from foretell.units import format_bytes
 
     many = 1 if isinstance(machine, Device) else machine.device_count
     if many > 1 and plan.devices > many:
@@ -483,9 +482,8 @@ def _simulated(
     try:
         capacity = iterations.kv_capacity_tokens
     except InfeasibleError as error:
-        lacks = shortage_bytes(config, plan, machine)
         raise InfeasibleError(
-            f"{error.message}: {format_bytes(lacks)} too many on each",
+            error.message,
             "; ".join(what_fits(config, plan, device)) or "no number of these devices that was tried holds it",
         ) from error
     costed: Iterations | NanoFlow = iterations

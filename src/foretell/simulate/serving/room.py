@@ -1,31 +1,16 @@
-"""Whether a model fits where it is to be served: by how much it does not, and what would."""
+"""What would let a model fit where it is to be served."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from foretell.errors import ForetellError
-from foretell.hardware.cluster import Cluster, cluster
 from foretell.hardware.device import Device
 from foretell.simulate.serving.iteration import Iterations
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.workload.llm import LLMConfig
 
-__all__ = ["shortage_bytes", "what_fits"]
-
-#: Memory of a device that everything fits.
-_ENOUGH = 2**50
-
-
-def shortage_bytes(config: LLMConfig, plan: ServingPlan, machine: Cluster | Device) -> float:
-    """Bytes that one device lacks before the first cached token, beside what the engine keeps in reserve; below 0: it
-    has as many left."""
-    where = machine if isinstance(machine, Cluster) else cluster(f"{plan.devices_per_replica}x {machine.name}")
-    groups = tuple((n, replace(node, device=replace(node.device, memory_bytes=_ENOUGH))) for n, node in where.groups)
-    need = Iterations.of(config, plan, replace(where, groups=groups)).budget
-    has = where.nodes[0].device.memory_bytes or 0
-    return need.weights_bytes + need.activations_bytes + need.framework_bytes - has * plan.gpu_memory_percent / 100.0
+__all__ = ["what_fits"]
 
 
 def what_fits(config: LLMConfig, plan: ServingPlan, device: Device, most: int = 2) -> list[str]:
