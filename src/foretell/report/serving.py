@@ -266,7 +266,8 @@ def policies(found: Service) -> list[str]:
         lines.append(f"scheduled by {found.scheduler}")
     if (flow := found.nanoflow) is not None:
         parts = flow.pipeline.nano_batches
-        lines.append(f"{parts} nano-batches, layers {flow.speedup:.2f}x as fast" if parts > 1 else "one nano-batch: no cut is faster")
+        faster = f"{parts} nano-batches, layers {flow.speedup:.2f}x as fast"
+        lines.append(faster if parts > 1 else "one nano-batch: no cut is faster")
     return lines
 
 
