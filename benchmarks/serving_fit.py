@@ -8,8 +8,12 @@ Rows and the closed form of a steady load are those of `foretell.accuracy.servin
 
 The logarithm of each prediction is taken to be linear in the logarithms of the constants; two or three rounds do. All
 constants are held near where they start, and those of hosts near one another, so that what no row shows stays put.
-Nothing is fitted on ML.ENERGY's rows, which have no licence. ``--leave`` judges by leaving one GPU, or one model, of
-``silicon-sample`` out after the other.
+Nothing is fitted on ML.ENERGY's rows, which have no licence. What no row shows of a generation of GPUs is the mean of
+those that rows do show.
+
+``--leave`` judges by leaving one GPU out after the other, with its rows of all sources: constants are fitted anew from
+`NEUTRAL` ones, which have seen no row, and judged on all rows of ``silicon-sample`` that the GPU has. Models are left
+out by one linear step from the constants that ship.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +34,14 @@ import foretell
 from foretell.accuracy.serving import Row, rows
 from foretell.accuracy.serving.steady import Steady, predict
 from foretell.simulate import serving
-from foretell.simulate.serving.iteration import Iterations, constants
+from foretell.simulate.serving.iteration import Constants, Iterations, constants
 from foretell.simulate.serving.iteration.constants import host_of
 from foretell.simulate.training.constants import generation
 
 CALIBRATION = Path(serving.__file__).with_name("calibration.json")
 #: What is fitted, the weight of a row, and the share of rows taken.
 FITTED = (
-    ("silicon-sample", "tpot_s", 1.0, 0.5),
+    ("silicon-sample", "tpot_s", 1.0, 0.3),
     ("splitwise", "tpot_s", 3.0, 1.0),
     ("splitwise", "ttft_s", 3.0, 1.0),
     ("tensorrt-llm", "tokens_per_s", 0.35, 0.25),
@@ -47,13 +52,27 @@ WIDTHS = {
     "attention.": 0.12, "latency.": 0.6, "kernel_s": 0.6, "routing_s": 0.6, "host.": 1.0, "experts.uneven": 0.35,
     "experts.fp8.vllm-v1": 0.35,
 }  # fmt: skip
+#: Where constants start that have seen no row: kernels as they are alone, hosts of a millisecond.
+NEUTRAL = {
+    "product.": 0.9, "experts.": 0.85, "product.memory": 1.0, "experts.memory": 1.0, "product.weight_only": 0.6,
+    "experts.weight_only": 0.6, "experts.uneven": 0.2, "experts.fp8.vllm-v1": 0.99, "latency.": 0.7,
+    "attention.decode": 0.95, "attention.prefill": 0.95, "attention.latent": 0.95, "kernel_s": 2e-6, "routing_s": 2e-5,
+    "stream.share": 0.8, "host.vllm.step_s": 1e-3, "host.vllm-v1.step_s": 1e-3, "host.sglang.step_s": 1e-3,
+    "host.trtllm.step_s": 1e-3, "host.vllm.sequence_s": 2e-5, "host.vllm-v1.sequence_s": 2e-5,
+    "host.sglang.sequence_s": 2e-5, "host.trtllm.sequence_s": 2e-5,
+}  # fmt: skip
 #: Shares of bandwidth that would be more than a device has.
 MOST = {
     "product.memory": 1.18, "experts.memory": 1.18, "attention.decode": 1.25, "attention.prefill": 1.2,
     "attention.latent": 1.2, "stream.share": 0.95, "experts.fp8.vllm-v1": 1.0, "experts.uneven": 1.2,
 }  # fmt: skip
 #: What no row of these tables shows.
-FIXED = ("power.", "experts.fp8.vllm", "experts.fp8.sglang", "experts.fp8.trtllm", "experts.fp8.static")
+FIXED = (
+    "power.", "attention.unpacked", "attention.filled", "experts.fp8.vllm", "experts.fp8.sglang", "experts.fp8.trtllm",
+    "experts.fp8.static",
+)  # fmt: skip
+#: Of GPUs, as `foretell.simulate.training.constants.generation` names them.
+GENERATIONS = ("registers", "shared", "tensor_memory")
 _ROBUST, _STEP, _TRUST = 0.08, 1.25, 1.2
 
 Item = tuple[Row, str, float]
@@ -62,16 +81,13 @@ Item = tuple[Row, str, float]
 def items() -> list[Item]:
     """(row, what is compared, weight), the same for the same tables.
 
-    SGLang processes all waiting prompts before it decodes on: in a closed loop of equal requests they then stay in
-    step, and no prompt falls between tokens. The closed form does not know that, so rows of long prompts are left out;
-    so are vLLM's with data-parallel ranks, whose hosts must agree on each iteration.
+    vLLM's with data-parallel ranks are left out, whose hosts must agree on each iteration.
     """
     draw, found = random.Random(0), []
     for source, measured, weight, share in FITTED:
         for row in rows(source):
-            in_step = row.engine == "sglang" and row.isl >= 4 * row.osl
             agreed = row.engine == "vllm" and row.plan.dp > 1
-            wanted = row.split == "fit" and getattr(row, measured) > 0 and not in_step and not agreed
+            wanted = row.split == "fit" and getattr(row, measured) > 0 and not agreed
             if wanted and draw.random() < share:
                 found.append((row, measured, weight))
     return found
@@ -100,7 +116,7 @@ def _groups(names: Sequence[str]) -> dict[str, list[str]]:
         parts = name.split(".")
         if parts[0] == "host":
             key = f"host.*.{parts[2]}"
-        elif parts[-1] in ("registers", "shared", "tensor_memory"):
+        elif parts[-1] in GENERATIONS:
             key = ".".join([*parts[:-1], "*"])
         else:
             key = name
@@ -153,7 +169,7 @@ def fitted(
         return np.concatenate(found)
 
     bounds = (np.full(len(names), -_TRUST), most)
-    return least_squares(errors, np.zeros(len(names)), bounds=bounds, loss="soft_l1", f_scale=_ROBUST).x
+    return np.asarray(least_squares(errors, np.zeros(len(names)), bounds=bounds, loss="soft_l1", f_scale=_ROBUST).x)
 
 
 def said(errors: np.ndarray) -> str:
@@ -170,6 +186,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     chosen, start = items(), dict(constants().calibration.constants)
+    if options.leave:
+        leave_gpus(chosen)
     measured = np.log([getattr(row, what) for row, what, _ in chosen])
     everything = np.ones(len(chosen), dtype=bool)
     for turn in range(options.rounds):
@@ -179,35 +197,84 @@ def main() -> None:
             print(f"round {turn}: {source} {what}: {said((base - measured)[mine])}")
         names, slope = slopes(start, base, chosen)
         if options.leave and turn == options.rounds - 1:
-            _leave(names, slope, base, chosen, start, lambda row: row.gpu)
-            _leave(names, slope, base, chosen, start, lambda row: row.family)
+            leave_models(names, slope, base, chosen, start)
         change = fitted(names, slope, base, chosen, start, everything)
-        start.update({name: float(f"{start[name] * np.exp(z):.4g}") for name, z in zip(names, change, strict=True)})
+        start = changed(start, names, change)
     print(f"after: {said(predicted(start) - measured)}")
     if options.write:
         write(start, len(chosen))
 
 
-def _leave(
-    names: Sequence[str], slope: np.ndarray, base: np.ndarray, chosen: Sequence[Item], start: dict[str, float],
-    of: Callable[[Row], str],
-) -> None:  # fmt: skip
+def changed(start: dict[str, float], names: Sequence[str], change: np.ndarray) -> dict[str, float]:
+    """The constants after a step, to four digits; what no row shows of a generation is the others' mean."""
+    found = {**start, **{name: float(f"{start[name] * np.exp(z):.4g}") for name, z in zip(names, change, strict=True)}}
+    for name in found:
+        what, _, how = name.rpartition(".")
+        if how in GENERATIONS and name not in names and what != "attention.unpacked":
+            shown = [found[f"{what}.{other}"] for other in GENERATIONS if f"{what}.{other}" in names]
+            if shown:
+                found[name] = float(f"{np.exp(np.log(shown).mean()):.4g}")
+    return found
+
+
+def leave_gpus(chosen: Sequence[Item]) -> None:
+    """Fit without each GPU of ``silicon-sample``, from neutral constants, and judge on all its rows."""
+    shipped = constants().calibration.constants
+    neutral = {name: _longest(name, NEUTRAL, value) if not name.startswith(FIXED) or name in NEUTRAL else value
+               for name, value in shipped.items()}  # fmt: skip
+    base = predicted(neutral)
+    names, slope = slopes(neutral, base, chosen)
+    gpus = np.array([row.gpu for row, _, _ in chosen])
+    measured = [row for row in rows("silicon-sample") if row.tpot_s > 0]
+    left = []
+    for gpu in sorted({row.gpu for row in measured}):
+        kept = gpus != gpu
+        found = changed(neutral, *_shown(names, slope, kept, fitted(names, slope, base, chosen, neutral, kept)))
+        again = predicted(found)
+        steps, turned = slopes(found, again, chosen)
+        found = changed(found, *_shown(steps, turned, kept, fitted(steps, turned, again, chosen, found, kept)))
+        using, out = constants().replace(found), [row for row in measured if row.gpu == gpu]
+        what = predict(out, partial(_iterations, using))
+        errors = [np.log(one.tpot_s / row.tpot_s) if isinstance(one, Steady) else np.log(2.0)
+                  for one, row in zip(what, out, strict=True)]  # fmt: skip
+        left.append(np.array(errors))
+        print(f"without {gpu:<28}{said(left[-1])}", flush=True)
+    print(f"GPUs left out one after the other: {said(np.concatenate(left))}", flush=True)
+
+
+def _iterations(using: Constants, row: Row) -> Iterations:
+    return Iterations.of(row.config, row.plan, row.cluster, using)
+
+
+def _shown(
+    names: Sequence[str], slope: np.ndarray, kept: np.ndarray, change: np.ndarray
+) -> tuple[list[str], np.ndarray]:
+    """The constants that the `kept` items depend on, and their changes."""
+    moved = np.abs(slope[kept]).max(axis=0) > 1e-4
+    return [name for name, there in zip(names, moved, strict=True) if there], change[moved]
+
+
+def leave_models(
+    names: Sequence[str], slope: np.ndarray, base: np.ndarray, chosen: Sequence[Item], start: dict[str, float]
+) -> None:
+    """Fit without each model of ``silicon-sample`` by one linear step from `start`, and judge it likewise."""
     measured = np.log([getattr(row, what) for row, what, _ in chosen])
     silicon = np.array([row.source == "silicon-sample" for row, _, _ in chosen])
-    kinds = np.array([of(row) for row, _, _ in chosen])
+    kinds = np.array([row.family for row, _, _ in chosen])
     left = np.full(len(chosen), np.nan)
     for kind in sorted(set(kinds[silicon])):
         out = silicon & (kinds == kind)
         change = fitted(names, slope, base, chosen, start, ~out)
         left[out] = (base + slope @ change - measured)[out]
         print(f"without {kind:<28}{said(left[out])}")
-    print(f"left out one after the other: {said(left)}")
+    print(f"models left out one after the other: {said(left)}")
 
 
 def write(found: dict[str, float], count: int) -> None:
     """Keep the constants, and where they come from."""
     data = json.loads(CALIBRATION.read_text(encoding="utf-8"))
-    data["constants"] = found
+    # Power is fitted elsewhere: its constants stay as the file has them by now.
+    data["constants"] = {**data["constants"], **{n: v for n, v in found.items() if not n.startswith("power.")}}
     data["provenance"] = {
         **data["provenance"],
         "source": "ai-dynamo/aiconfigurator silicon_sample.csv (commit 095f58a), Mutinifni/splitwise-sim"
@@ -216,7 +283,6 @@ def write(found: dict[str, float], count: int) -> None:
         "rows": count,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {"foretell": foretell.__version__, "numpy": np.__version__},
-        "method": "benchmarks/serving_fit.py --write",
     }
     CALIBRATION.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"wrote {CALIBRATION.name}")

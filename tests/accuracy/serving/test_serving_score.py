@@ -80,10 +80,21 @@ def test_a_closed_loop_is_what_the_simulator_makes_of_it() -> None:
         served = serve(Fixed(), ServingPlan(), requests, concurrency=amount)
         tokens = served.output_tokens - 1
         measured = float((served.finished_s - served.first_token_s).sum() / tokens.sum())
-        one = steady(row(amount=float(amount), osl=float(osl)), Fixed())
+        one = steady(row(amount=float(amount), isl=1500.0, osl=1.5 * osl, shortest=1 / 3), Fixed())
         assert one.tpot_s == pytest.approx(measured, rel=0.03)
         rate = float(served.output_tokens.sum() / served.finished_s.max())
         assert one.tokens_per_s == pytest.approx(rate, rel=0.06)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("amount", [4, 16, 32])
+def test_requests_of_one_length_come_together(engine: str, amount: int) -> None:
+    """Two prompts of 1,000 fit into an iteration; SGLang processes all of them before it decodes on."""
+    plan = ServingPlan(engine=engine, max_num_batched_tokens=2048, prefix_cache=False)
+    requests = Requests.of(np.zeros(20 * amount), 1000, np.full(20 * amount, 101))
+    served = serve(Fixed(), plan, requests, concurrency=amount)
+    measured = float((served.finished_s - served.first_token_s).mean() / 100)
+    assert steady(row(amount=float(amount), plan=plan), Fixed()).tpot_s == pytest.approx(measured, rel=0.1)
 
 
 def test_cached_prompts_cost_their_last_block() -> None:

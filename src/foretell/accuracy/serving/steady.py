@@ -7,7 +7,12 @@ come and go evenly, so that
 
     TPOT = t + (d − 1) · e / (osl − 1)
 
-and a request waits for its own prompt, t + e, and for half a prompt before it where one is on its way (their share of
+Requests of one length end together, and so come together. Of a group whose prompts fit into one iteration none falls
+between another's tokens. SGLang processes all waiting prompts before it decodes on, so that they stay in step for good:
+between a request's first token and its others only those prompts fall that are processed after its own, half of them
+on average.
+
+A request waits for its own prompt, t + e, and for half a prompt before it where one is on its way (their share of
 the time is ``ρ``): TTFT = (t + e) · (1 + ρ / 2). Of ``n`` requests in a closed loop ``d`` decode at a time, the
 others' prompts being processed or waiting for room in the cache:
 
@@ -89,7 +94,7 @@ def steady(row: Row, iterations: Costs) -> Steady:
     for _ in range(40):
         decode = _decode(row, iterations, running)
         prompt = _prompt(row, iterations, running)
-        tpot = decode + _others(running) * prompt / max(row.mean_osl - 1.0, 1.0)
+        tpot = decode + _between(row, running) * prompt / max(row.mean_osl - 1.0, 1.0)
         busy = min(1.0, running * prompt / (tpot * max(row.mean_osl - 1.0, 1.0)))
         ttft = (decode + prompt) * (1.0 + busy / 2.0)
         answer = (row.mean_osl - 1.0) * tpot
@@ -140,6 +145,16 @@ def _made(
 
 def _others(running: float) -> float:
     return max(running - 1.0, 0.0)
+
+
+def _between(row: Row, running: float) -> float:
+    """Prompts of other requests that fall between the tokens of one, on average."""
+    others = _others(running)
+    if row.shortest < 1.0:
+        return others
+    together = max(0.0, min(others, row.plan.max_num_batched_tokens / max(row.mean_isl - row.cached_isl, 1.0) - 1.0))
+    apart = others - together
+    return apart / 2.0 if row.plan.engine == "sglang" else apart
 
 
 def _lanes(row: Row, running: float) -> float:
