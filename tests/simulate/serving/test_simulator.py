@@ -370,6 +370,13 @@ def test_batches_of_a_pipeline_share_its_blocks(scheduler: str) -> None:
     assert both.finished_s.tolist() == [16, 16]
 
 
+def test_blocks_taken_ahead_are_given_back() -> None:
+    """Requests cut runs of the first one's iterations short; at its end it holds 109 tokens, and nobody else any."""
+    arrivals = [0.0, *np.repeat(20.5 + 3.0 * np.arange(10), 2)]
+    result = serve(Constant(), ServingPlan(pp=2), Requests.of(arrivals, 10, [100, *([2] * 20)]))
+    assert result.runs.kv_blocks[np.argmax(result.runs.end_s)] == 7
+
+
 def test_caches_move_between_prefill_and_decode() -> None:
     requests = Requests.of([0.0, 0.0], [100, 100], [5, 1])
     plan = ServingPlan(replicas=2, prefill_replicas=1, decode_replicas=1, max_num_seqs=1)
