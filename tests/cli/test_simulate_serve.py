@@ -284,7 +284,7 @@ def test_wrong_input_says_what_and_how_to_repair_it(run: Run, arguments: tuple[s
 @pytest.mark.parametrize(
     ("workload", "on", "message"),
     [
-        ("timm:resnet50", "t4", "no language model"),
+        ("timm:resnet50", "t4", "no parametric transformer"),
         ("llm:lama", "t4", "unknown"),
         ("llm:gpt2", "t4,a10g", "names several"),
         ("llm:gpt2", "dgx-a100 + dgx-h100", "several kinds"),

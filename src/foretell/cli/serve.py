@@ -266,13 +266,8 @@ def _where(workload: str, on: str) -> tuple[LLMConfig, Device, Device | Cluster]
     """The model, the kind of device, and the machine: a device alone stands for as many as the plan takes."""
     from foretell.errors import InputError
     from foretell.hardware import cluster
-    from foretell.workload import llm
 
-    name = workload.removeprefix("hf:")
-    if not workload.startswith("llm:") and not name.endswith((".json", ".toml")):
-        raise InputError(f"{workload[:80]!r} is no language model with a configuration", "WORKLOAD",
-                         "give llm:NAME or a config.json")  # fmt: skip
-    config = llm.config(name)
+    config = opt.transformer(workload)
     if "," in on:
         raise InputError(f"{on[:80]!r} names several", "--on", "a service runs on one kind of device")
     machine = cluster(on)
