@@ -13,7 +13,8 @@ between a request's first token and its others only those prompts fall that are 
 on average.
 
 A request waits for its own prompt, t + e, and for half a prompt before it where one is on its way (their share of
-the time is ``ρ``): TTFT = (t + e) · (1 + ρ / 2). Of ``n`` requests in a closed loop ``d`` decode at a time, the
+the time is ``ρ``): TTFT = (t + e) · (1 + ρ / 2). Where ``n`` come together, as all do at the start, their prompts wait
+for one another: TTFT = t + (n + 1) / 2 · e. Of ``n`` requests in a closed loop ``d`` decode at a time, the
 others' prompts being processed or waiting for room in the cache:
 
     d = min(n · answer / (TTFT + answer), sequences allowed, cached tokens / context),  answer = (osl − 1) · TPOT
@@ -40,6 +41,9 @@ from foretell.simulate.serving import Batch
 __all__ = ["Costs", "Steady", "predict", "steady"]
 
 Floats = npt.NDArray[np.float64]
+
+#: Requests that a closed loop was measured over, as a multiple of those under way (InferenceMAX's ``--num-prompts``).
+ROUNDS = 10.0
 
 
 class Costs(Protocol):
@@ -90,21 +94,25 @@ def steady(row: Row, iterations: Costs) -> Steady:
         alone = _prompt(row, iterations, 0.0, together=running)
         return _made(row, iterations, alone, tpot, decode, running, prompt)
     requests = min(row.per_rank, float(row.plan.max_num_seqs))
-    running = min(requests, capacity)
+    running, in_step = min(requests, capacity), _in_step(row, requests)
     for _ in range(40):
         decode = _decode(row, iterations, running)
         prompt = _prompt(row, iterations, running)
         tpot = decode + _between(row, running) * prompt / max(row.mean_osl - 1.0, 1.0)
         busy = min(1.0, running * prompt / (tpot * max(row.mean_osl - 1.0, 1.0)))
-        ttft = (decode + prompt) * (1.0 + busy / 2.0)
+        alone = (decode + prompt) * (1.0 + busy / 2.0)
+        ttft = alone + in_step * (decode + prompt * (running + 1.0) / 2.0 - alone)
         answer = (row.mean_osl - 1.0) * tpot
         settled = min(requests * answer / (ttft + answer) if answer else requests, capacity)
+        settled += in_step * (min(requests, capacity) - settled)
         if abs(settled - running) < 1e-3 * running:
             break
         running = (running + max(settled, 1.0)) / 2.0
     if running >= capacity and row.per_rank > running:  # the others wait for room
         ttft += (row.per_rank / running - 1.0) * (ttft + answer)
-    return _made(row, iterations, ttft, tpot, decode, running, prompt)
+    # What a request takes outside the engine, where it is known.
+    outside = float(getattr(iterations, "request_s", 0.0))
+    return _made(row, iterations, ttft + outside, tpot, decode, running, prompt)
 
 
 def predict(rows: Sequence[Row], iterations_of: Callable[[Row], Costs]) -> list[Steady | ForetellError]:
@@ -155,6 +163,19 @@ def _between(row: Row, running: float) -> float:
     together = max(0.0, min(others, row.plan.max_num_batched_tokens / max(row.mean_isl - row.cached_isl, 1.0) - 1.0))
     apart = others - together
     return apart / 2.0 if row.plan.engine == "sglang" else apart
+
+
+def _in_step(row: Row, requests: float) -> float:
+    """The share of prompts that wait for all others' that came with them.
+
+    Requests of different lengths come one by one, but for the first ones. Those of one length come together again:
+    all of them where prompts go before tokens (SGLang), else as many as are processed in one iteration.
+    """
+    if row.shortest < 1.0:
+        return 1.0 / ROUNDS
+    if row.plan.engine == "sglang":
+        return 1.0
+    return min(1.0, row.plan.max_num_batched_tokens / (requests * row.isl))
 
 
 def _lanes(row: Row, running: float) -> float:

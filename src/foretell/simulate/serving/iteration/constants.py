@@ -26,6 +26,9 @@ class Constants:
     def __getitem__(self, name: str) -> float:
         return self.calibration[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.calibration.constants
+
     def __hash__(self) -> int:
         return id(self.calibration)
 

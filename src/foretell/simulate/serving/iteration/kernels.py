@@ -64,8 +64,11 @@ def _runs(number_format: str, device: Device) -> _Runs:
     b_bytes = FORMAT_BYTES[number_format]
     if number_format == "fp8" and (rate := matrix_rate(device, "fp8")).runs_as == "fp8":
         return _Runs(rate.flops_per_s, 1.0, 1.0, SCHEMES.index("token"), "fp8")
-    if number_format in ("nvfp4", "mxfp4") and (rate := matrix_rate(device, "fp4")).runs_as == "fp4":
+    if number_format == "nvfp4" and (rate := matrix_rate(device, "fp4")).runs_as == "fp4":
         return _Runs(rate.flops_per_s, 0.5, b_bytes, SCHEMES.index("nvfp4"), "fp4")
+    if number_format == "mxfp4" and matrix_rate(device, "fp4").runs_as == "fp4":
+        # Activations are kept in MXFP8, and mixed operands run at its rate (PTX ISA, tcgen05.mma kind::mxf8f6f4).
+        return _Runs(matrix_rate(device, "fp8").flops_per_s, 1.0, b_bytes, SCHEMES.index("token"), "fp8")
     # Anything else is widened on the way in: weights only.
     rate = matrix_rate(device, half)
     return _Runs(rate.flops_per_s, 2.0, b_bytes, -1, "half" if b_bytes == 2.0 else "weight_only")
@@ -106,7 +109,12 @@ class Costs:
         there = flops > 0.0
         # Older engines' kernels for experts in fp8 are slower, those in 16 bits are not.
         whole = self.constants[f"experts.fp8.{self.host}"] if part == "experts" and runs.kind == "fp8" else 1.0
-        compute = found.compute_s / (self.constants[shares[0]] * whole)
+        if runs.kind == "weight_only":
+            # Widening weights on the way in is hidden while few rows wait for it; many rows are multiplied at a share
+            # of the peak.
+            compute = np.maximum(found.compute_s, flops / (runs.flops_per_s * self.constants[shares[0]]))
+        else:
+            compute = found.compute_s / (self.constants[shares[0]] * whole)
         memory = found.memory_s / (self.constants[shares[1]] * whole)
         seconds = np.maximum(compute, memory) + found.latency_s * self.constants[latency]
         seconds = np.where(there, np.maximum(seconds, found.floor_s), 0.0)
@@ -153,7 +161,8 @@ class Costs:
         runs = _runs(p.format, self.device)
         kind = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
         how = generation(self.device)
-        shares = f"{kind}.{runs.kind}.{how}", f"{kind}.memory.{how}"
+        own = f"{kind}.memory.{runs.kind}.{how}"
+        shares = f"{kind}.{runs.kind}.{how}", own if own in self.constants else f"{kind}.memory.{how}"
         sizes = np.stack([np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k])
         found = _products_alone(sizes.tobytes(), runs, self.device)
         flops = 2.0 * p.batch * p.m * p.n * p.k

@@ -87,6 +87,11 @@ class Iterations:
         return _made(config, plan, costs, weights)
 
     @property
+    def request_s(self) -> float:
+        """Seconds of a request before and after its iterations: the server's, its tokeniser's, the first answer's."""
+        return self.costs.constants[f"host.{self.costs.host}.request_s"]
+
+    @property
     def device(self) -> Device:
         """What each rank runs on."""
         return self.costs.device
@@ -153,7 +158,8 @@ class Iterations:
     def _host(self, batch: Batch, device_s: Floats, kernels: Floats) -> Floats:
         """What an iteration waits for its host: launches that the device outruns, and what nothing hides."""
         name, constant = self.costs.host, self.costs.constants
-        launched = kernels * constant[f"host.{name}.kernel_s"]
+        experts = sum(group.layers for group in self.config.groups if group.moe)
+        launched = kernels * constant[f"host.{name}.kernel_s"] + experts * constant[f"host.{name}.experts_s"]
         if launches_graphs(self.plan):
             graphed = (batch.prefill_tokens == 0.0) & (batch.decode_seqs <= _GRAPHED)
             launched = np.where(graphed, 0.0, launched)
