@@ -9,8 +9,10 @@ import pytest
 
 from foretell.plan.serving.load import Load
 from foretell.plan.serving.steady import LIMITS, curve, most
-from foretell.simulate.serving import ServingPlan
+from foretell.simulate.serving import Requests, ServingPlan
+from foretell.simulate.serving.engine.link import Link
 from foretell.simulate.serving.metrics import Slo
+from foretell.simulate.serving.simulator import serve
 
 
 def test_constant_iterations(fake: Any) -> None:
@@ -86,15 +88,46 @@ def test_prefill_and_decode_apart(fake: Any) -> None:
     load = Load.of(1000, 100)
     together = most(slow, ServingPlan(max_num_seqs=64), load, Slo())
     apart = most(slow, plan, load, Slo())
-    assert apart.tpot_s[0] == pytest.approx(0.01)  # undisturbed by prompts, which take 0.11 s each
+    # Undisturbed by prompts, which take 0.11 s each; half an iteration until a request joins one, over 99 tokens.
+    assert apart.tpot_s[0] == pytest.approx(0.01 * (1 + 0.5 / 99), rel=1e-6)
     assert together.tpot_s[0] > 0.05
-    assert apart.rate[0] < 1 / 0.11  # no more than prompts go in
+    assert apart.rate[0] < 8 / 0.81  # no more than prompts go in, eight at a time
     load = Load.of(1000, 1000)
     strict = most(slow, plan, load, Slo(ttft_s=0.165))
-    # 0.11 s of its own leave half as long to wait: busy / 2 (1 - busy) = 1/2, so half busy.
-    assert strict.rate[0] == pytest.approx(0.5 / 0.11, rel=0.05)
-    link = most(slow, plan, load, Slo(ttft_s=0.165), link_bytes_per_s=1000 * 1000 / 0.05)
-    assert link.rate[0] < strict.rate[0]  # sending the cache takes 50 ms of it
+    # 0.11 s of its own leave half as long to wait. Prompts go in together, each 0.1 s beside 0.01 s that they share: a
+    # third of the time at work, where prompts one by one (M/D/1) would wait as long at half of it.
+    assert 0.35 < strict.rate[0] * 0.11 < 0.5
+    # Four times as many servers wait for less.
+    four = plan.replace(prefill_replicas=4, decode_replicas=4, replicas=8)
+    assert most(slow, four, load, Slo(ttft_s=0.165)).rate[0] > 6.0 * strict.rate[0]
+    # Sending a cache takes 50 ms, before the second token.
+    limit, whole = Slo(e2e_s=10.2), most(slow, plan, load, Slo(e2e_s=10.2))
+    link = most(slow, plan, load, limit, link_bytes_per_s=1000 * 1000 / 0.05)
+    assert 0 < link.rate[0] < whole.rate[0]
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (1, 3), (2, 1), (4, 4)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 200), (3000, 100), (20_000, 100)])
+def test_phases_apart_are_as_the_simulator_has_them(
+    fake: Any, prefill: int, decode: int, inputs: int, outputs: int
+) -> None:
+    """Poisson arrivals at three and six tenths of the most that goes through: prompts in batches, alone, in chunks."""
+    costs = fake(base=0.005, each=1e-4, token=1e-5)
+    plan = ServingPlan(prefill_replicas=prefill, decode_replicas=decode, replicas=prefill + decode, max_num_seqs=128)
+    load, link = Load.of(inputs, outputs), Link(2e9)
+    found, _ = curve(costs, plan, load, np.geomspace(0.02, 128, 300), link_bytes_per_s=link.bytes_per_s)
+    rising = slice(0, int(found.rate[0].argmax()) + 1)  # beyond, caches do not hold as many
+    for share in (0.3, 0.6):
+        rate = share * found.rate.max()
+        rng = np.random.default_rng(0)
+        count = 1500
+        came = np.cumsum(rng.exponential(1.0 / rate, count))
+        served = serve(costs, plan, Requests.of(came, np.full(count, inputs), np.full(count, outputs)), kv_link=link)
+        steady = slice(count // 6, -count // 10)
+        ttft = (served.first_token_s - served.arrival_s)[steady].mean()
+        tpot = (served.finished_s - served.first_token_s)[steady].mean() / (outputs - 1)
+        assert np.interp(rate, found.rate[0, rising], found.ttft_s[0, rising]) == pytest.approx(ttft, rel=0.1)
+        assert np.interp(rate, found.rate[0, rising], found.tpot_s[0, rising]) == pytest.approx(tpot, rel=0.03)
 
 
 def simulated(base: float, token: float, b: int, inputs: int, outputs: int) -> float:

@@ -63,7 +63,7 @@ def slo_text(slo: Slo) -> str:
     >>> slo_text(Slo(ttft_s=1.0, tpot_s=0.05))
     'TTFT ≤ 1,000 ms and TPOT ≤ 50 ms'
     """
-    said = [f"{name.upper()} ≤ {1e3 * limit:,.4g} ms" for name, limit in slo.limits.items()]
+    said = [f"{name.upper()} ≤ {1e3 * limit:,.6g} ms" for name, limit in slo.limits.items()]
     return " and ".join(said) or "no latency limit"
 
 
@@ -193,31 +193,40 @@ def curve(
 def _split(iterations: Iterations, plan: ServingPlan, load: Load, b: Floats, link: float) -> Steady:
     """Prefill and decode replicas apart: prompts queue at the ones, decoding is undisturbed at the others.
 
-    A request meets as many sequences in its iterations as there are on average, beside itself. Its first token comes
-    from where its prompt was; the cache is on its way, behind others, before the second, for which it waits until the
-    iteration that it came in has ended.
+    A request meets as many sequences in its iterations as there are on average, beside itself; where fewer prompts go
+    in than `b` decoding sequences would end, fewer decode. Its first token comes from where its prompt was. Before the
+    second its cache is on its way, behind others; then it waits for a place, and until an iteration ends.
     """
     shape, groups = (len(load), len(b)), (len(load), 1)
-    among = np.minimum(b + 1.0, np.maximum(b, plan.max_num_seqs // plan.pp))
-    step = iterations.time_s(_decode(load, among)).reshape(shape)
-    rate = b / (load.output_tokens[:, None] * step) * plan.decode_replicas * plan.dp * plan.pp
+    inputs, outputs = load.input_tokens[:, None], load.output_tokens[:, None]
     servers = plan.prefill_replicas * plan.dp * plan.pp
     budget = np.full(groups, float(plan.max_num_batched_tokens))
     alone, chunks = _prompt(load, budget, np.zeros(1))
     prompt = iterations.time_s(alone).reshape(groups) * chunks
-    fit = np.clip(np.floor(budget / load.input_tokens[:, None]), 1.0, float(plan.max_num_seqs))
-    each = np.where(fit > 1.0, (iterations.time_s(_prompts(load, fit)).reshape(groups) - prompt) / (fit - 1.0), prompt)
-    each = np.clip(each, 0.0, prompt)
+    fit = np.clip(np.floor(budget / inputs), 1.0, float(plan.max_num_seqs))
+    full = iterations.time_s(_prompts(load, fit)).reshape(groups)
+    each = np.where(fit > 1.0, np.clip((full - prompt) / np.maximum(fit - 1.0, 1.0), 0.0, prompt), prompt)
     most_prompts = servers * fit / (prompt + (fit - 1.0) * each)
-    rate = np.minimum(rate, _BUSY * most_prompts)
+
+    lanes = plan.decode_replicas * plan.dp * plan.pp
+    places = float(max(1, plan.max_num_seqs // plan.pp))
+    room = np.minimum(places, iterations.kv_capacity_tokens / plan.pp / load.context[:, None])
+    batch, rate, step = b * np.ones(shape), np.zeros(shape), np.zeros(shape)
+    for _ in range(4):  # settles at once, but where prompts are the limit
+        met = np.minimum(batch + 1.0, np.maximum(batch, places))
+        step = iterations.time_s(_decode(load, met)).reshape(shape)
+        rate = np.minimum(b / (outputs * step) * lanes, _BUSY * most_prompts)
+        batch = np.minimum(b, rate * outputs * step / lanes)
     ttft = prompt + _waits(rate, prompt, each, fit, servers)
     send = transfer_s(iterations, load, plan, link)[:, None]
     sent = _queued(send, np.minimum(rate / plan.prefill_replicas * send, _BUSY))
-    tpot = step + (sent + step / 2.0) / np.maximum(load.output_tokens[:, None] - 1.0, 1.0)
-    kv = b * plan.pp * load.context[:, None]
+    answer = outputs * step
+    place = answer * _waited(np.minimum(batch / np.maximum(room, 1.0), _BUSY), np.maximum(room, 1.0))
+    tpot = step + (sent + place + step / 2.0) / np.maximum(outputs - 1.0, 1.0)
+    kv = batch * plan.pp * load.context[:, None]
     held = np.maximum(kv, load.largest[:, None])
     rate = np.where(held <= iterations.kv_capacity_tokens, rate, 0.0)
-    return Steady(b * np.ones(shape), rate, tpot, ttft, step, kv, np.full(shape, LIMITS.index("gain")))
+    return Steady(batch, rate, tpot, ttft, step, kv, np.full(shape, LIMITS.index("gain")))
 
 
 def _prompts(load: Load, count: Floats) -> Batch:
@@ -234,35 +243,29 @@ def _waits(rate: Floats, prompt: Floats, each: Floats, fit: Floats, servers: int
 
     Where but one at a time fits, as M/D/1 has it. Else a server takes all that wait at once, and each takes `each` of
     the time beside what they share: a closed bound of what they wait then, and close to it, is known (Inoue, Queueing
-    analysis of GPU-based inference servers with dynamic batching, Performance Evaluation 147, 2021, theorem 2).
-    Several servers keep prompts waiting less than one by the ratio of M/D/c to M/D/1 (`_pooled`).
+    analysis of GPU-based inference servers with dynamic batching, Performance Evaluation 147, 2021).
+    Several servers keep prompts waiting less than one by the ratio of M/D/c to M/D/1.
     """
     lone = rate / servers
     busy = np.minimum(lone * each, _BUSY)
     shared = prompt - each
-    first = (each + shared) / (2.0 * (1.0 - busy)) * (1.0 + 2.0 * lone * shared + (1.0 - lone * shared) / (1.0 + busy))
+    first = prompt / (2.0 * (1.0 - busy)) * (1.0 + 2.0 * lone * shared + (1.0 - lone * shared) / (1.0 + busy))
     second = 1.5 * shared / (1.0 - busy) + each / 2.0 * (busy + 2.0) / (1.0 - busy**2)
-    together = np.minimum(first, second) - prompt
-    queued = _queued(prompt, np.minimum(lone * prompt, _BUSY)) - prompt
-    alone = np.where(fit > 1.0, np.maximum(together, 0.0), queued)
-    return np.asarray(alone * _pooled(np.clip(lone * prompt, 1e-9, _BUSY), servers))
+    together = np.maximum(np.minimum(first, second) - prompt, 0.0)
+    used = np.clip(lone * prompt, 1e-9, _BUSY)
+    one = np.where(fit > 1.0, together, _queued(prompt, used) - prompt)
+    return np.asarray(one * _waited(used, servers) / _waited(used, 1))
 
 
-def _pooled(busy: Floats, servers: int) -> Floats:
-    """What is waited before `servers` over what is before one that is as `busy`: M/D/c over M/D/1.
+def _waited(busy: Floats, servers: npt.ArrayLike) -> Floats:
+    """What is waited before `servers` that are `busy`, in times of service, by M/M/c as Sakasegawa has it in closed
+    form (Annals of the Institute of Statistical Mathematics 29, 1977); exact for one server.
 
-    Half of what M/M/c has it (Erlang's C), corrected as Cosmetatos does (Operational Research Quarterly 27, 1976).
-
-    >>> _pooled(np.array([0.5]), 1).tolist(), _pooled(np.array([0.8]), 4).round(3).tolist()
-    ([1.0], [0.19])
+    >>> _waited(np.array([0.5]), 1).tolist(), _waited(np.array([0.8]), 4).round(3).tolist()  # 0.746 by Erlang's C
+    ([1.0], [0.772])
     """
-    lost = np.ones_like(busy)  # Erlang's B
-    for count in range(1, servers + 1):
-        offered = servers * busy * lost
-        lost = offered / (count + offered)
-    waiting = lost / (1.0 - busy * (1.0 - lost))
-    root = (servers - 1) * (np.sqrt(4.0 + 5.0 * servers) - 2.0)
-    return np.asarray(waiting / (servers * busy) * (1.0 + (1.0 - busy) * root / (16.0 * busy * servers)))
+    c = np.asarray(servers, dtype=np.float64)
+    return np.asarray(busy ** (np.sqrt(2.0 * (c + 1.0)) - 1.0) / (c * (1.0 - busy)))
 
 
 def most(
