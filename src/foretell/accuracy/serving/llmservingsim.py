@@ -22,7 +22,8 @@ from foretell.accuracy.serving.row import devices, lines
 from foretell.errors import InputError
 from foretell.hardware.cluster import Cluster
 from foretell.simulate.serving import Batch, Requests, ServingPlan
-from foretell.simulate.serving.iteration import Iterations
+from foretell.simulate.serving.iteration import Iterations, constants
+from foretell.simulate.serving.iteration.constants import host_of
 from foretell.workload.llm import LLMConfig
 
 __all__ = ["Run", "profiled", "runs"]
@@ -30,12 +31,9 @@ __all__ = ["Run", "profiled", "runs"]
 Floats = npt.NDArray[np.float64]
 
 GPU = "rtx-pro-6000-server"
-#: The link between its cards, as the authors set it for these runs (bench/examples/configs: 16 GB/s, 20 µs).
+#: The link between its cards, as the authors set it for these runs (bench/examples/configs: 16 GB/s, 20 µs), so that
+#: figures of the runs on two cards are not blind to them.
 LINK_BYTES_PER_S, LINK_S = 16e9, 20e-6
-#: What an iteration takes beside the profiled kernels. This and whose link is taken were chosen with all three runs in
-#: view, so errors that they lead to are no blind ones. Blind, with the shipped host's time, which no run of this table
-#: was fitted on, in its place: TPOT +5.3, +2.0, +4.3 %, TTFT +10.4, +3.1, +5.6 % in the order of `NAMES`.
-HOST_S = 0.9e-3
 NAMES = ("Llama-3.1-8B", "Qwen3-30B-A3B-Instruct-2507", "Qwen3-32B")
 
 
@@ -128,12 +126,22 @@ def messages_s(config: LLMConfig, plan: ServingPlan, batch: Batch) -> Floats:
     return seconds
 
 
+def host_s(plan: ServingPlan, batch: Batch) -> Floats:
+    """Seconds of the host in iterations that nothing hides, by the shipped constants of the plan's engine."""
+    constant, name = constants(), host_of(plan)
+    sequences = batch.decode_seqs + batch.prefill_seqs
+    return np.asarray(constant[f"host.{name}.step_s"] + constant[f"host.{name}.sequence_s"] * sequences)
+
+
 def profiled(run: Run) -> Profiled:
-    """Its iterations, from its kernel profile and link; the room of the cache is what the product's own model says."""
+    """Its iterations, from its kernel profile and link.
+
+    What the host takes, and the room of the cache, are as the product's own model has them: fitted on other tables.
+    """
     own = Iterations.of(run.config, run.plan, run.cluster)
 
     def besides(batch: Batch) -> Floats:
-        return HOST_S + messages_s(run.config, run.plan, batch)
+        return host_s(run.plan, batch) + messages_s(run.config, run.plan, batch)
 
     return Profiled.of(
         run.config,
