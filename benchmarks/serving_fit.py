@@ -60,10 +60,10 @@ WIDTHS = {
 NEUTRAL = {
     "product.": 0.9, "product.memory": 1.0, "product.weight_only": 0.5, "experts.weight_only": 0.4,
     "experts.uneven": 0.2, "experts.fp8.vllm": 0.8, "experts.fp8.sglang": 0.8, "experts.fp8.trtllm": 0.8,
-    "latency.": 0.7, "attention.decode": 0.95, "attention.prefill": 0.95, "attention.latent": 0.95, "kernel_s": 2e-6, "routing_s": 2e-5,
-    "stream.share": 0.8, "host.vllm.step_s": 1e-3, "host.vllm-v1.step_s": 1e-3, "host.sglang.step_s": 1e-3,
-    "host.trtllm.step_s": 1e-3, "host.vllm.sequence_s": 2e-5, "host.vllm-v1.sequence_s": 2e-5,
-    "host.sglang.sequence_s": 2e-5, "host.trtllm.sequence_s": 2e-5,
+    "latency.": 0.7, "attention.decode": 0.95, "attention.prefill": 0.95, "attention.latent": 0.95,
+    "kernel_s": 2e-6, "routing_s": 2e-5, "stream.share": 0.8,
+    **{f"host.{engine}.step_s": 1e-3 for engine in ("vllm", "vllm-v1", "sglang", "trtllm")},
+    **{f"host.{engine}.sequence_s": 2e-5 for engine in ("vllm", "vllm-v1", "sglang", "trtllm")},
 }  # fmt: skip
 #: Shares of bandwidth that would be more than a device has.
 MOST = {

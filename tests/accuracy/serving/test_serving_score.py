@@ -97,6 +97,18 @@ def test_requests_of_one_length_come_together(engine: str, amount: int) -> None:
     assert steady(row(amount=float(amount), plan=plan), Fixed()).tpot_s == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("amount", [2, 4, 8, 16])
+def test_first_tokens_of_a_closed_loop_wait_as_in_the_simulator(amount: int) -> None:
+    """Ten times as many requests as are under way, the first of which come at once."""
+    rng = np.random.default_rng(1)
+    lengths = (rng.integers(int(0.8 * n), n + 1, 10 * amount) for n in (1000, 400))
+    plan = ServingPlan(max_num_batched_tokens=8192, prefix_cache=False)
+    served = serve(Fixed(), plan, Requests.of(np.zeros(10 * amount), *lengths), concurrency=amount)
+    measured = float((served.first_token_s - served.arrival_s).mean())
+    one = steady(row(amount=float(amount), osl=400.0, shortest=0.8, plan=plan), Fixed())
+    assert one.ttft_s == pytest.approx(measured, rel=0.25)
+
+
 def test_cached_prompts_cost_their_last_block() -> None:
     one = steady(row("batch", 11.0, itl_s=1.0, cached_isl=900.0), Fixed())
     assert one.prompt_s == pytest.approx(2 * MS, rel=1e-3)

@@ -179,6 +179,35 @@ def test_quantised_weights_and_cache_take_fewer_bytes() -> None:
     assert fp8.parts(one)["products"][0] < 0.75 * plain.parts(one)["products"][0]
 
 
+def test_weights_of_four_bits_are_read_by_one_sequence_and_multiplied_by_many() -> None:
+    """Marlin's kernels come near the bytes they read at one row; a prompt gets no more than a share of the peak."""
+    config, device_, one = llm.config("llama-3.1-8b"), device("h100-sxm"), Batch.of(decode_seqs=1, decode_tokens=512)
+    found = {f: Iterations.of(config, ServingPlan(weight_dtype=f), device_) for f in ("bf16", "fp8", "int4")}
+    seconds = {f: float(it.time_s(one)[0]) for f, it in found.items()}
+    assert seconds["int4"] < 0.8 * seconds["fp8"] < 0.7 * seconds["bf16"]
+    assert found["int4"].bound(one) == ["bandwidth"]
+    prompt = Batch.of(prefill_seqs=1, prefill_tokens=8192)
+    assert found["int4"].time_s(prompt)[0] > 1.5 * found["bf16"].time_s(prompt)[0]
+
+
+def test_experts_have_kernels_of_their_own_bandwidth() -> None:
+    """FlashInfer's for NVFP4 on Blackwell reach more of it than Triton's for 16 bits."""
+    assert "experts.memory.fp4.tensor_memory" in constants()
+    assert "experts.memory.fp4.shared" not in constants()
+    config, one = llm.config("qwen3-30b-a3b"), Batch.of(decode_seqs=16, decode_tokens=16 * 512)
+    changed = constants().replace({"experts.memory.fp4.tensor_memory": 0.1})
+    plan = ServingPlan(weight_dtype="nvfp4")
+    slow, fast = (Iterations.of(config, plan, device("b200-sxm"), using).time_s(one)[0] for using in (changed, None))
+    assert slow > 2.0 * fast
+
+
+def test_without_graphs_the_host_is_waited_for() -> None:
+    config, one = llm.config("llama-3.1-8b"), Batch.of(decode_seqs=1, decode_tokens=512)
+    with_, without = (Iterations.of(config, ServingPlan(cuda_graph=g), device("h100-sxm")) for g in (True, False))
+    assert without.time_s(one)[0] > 1.3 * with_.time_s(one)[0]
+    assert without.parts(one)["host"][0] > 3.0 * with_.parts(one)["host"][0]
+
+
 def test_experts_are_read_as_tokens_reach_them() -> None:
     assert touched(128, 8, np.array([1.0, 50.0]))[1] == pytest.approx(llm.experts_touched(128, 8, 50))
     it = Iterations.of(llm.config("qwen3-30b-a3b"), ServingPlan(), H100)

@@ -14,8 +14,8 @@ on average.
 
 A request waits for its own prompt, t + e, and for half a prompt before it where one is on its way (their share of
 the time is ``ρ``): TTFT = (t + e) · (1 + ρ / 2). Where ``n`` come together, as all do at the start, their prompts wait
-for one another: TTFT = t + (n + 1) / 2 · e. Of ``n`` requests in a closed loop ``d`` decode at a time, the
-others' prompts being processed or waiting for room in the cache:
+for one another, ``g`` at a time in one iteration: TTFT = t + (n + g) / 2 · e. Of ``n`` requests in a closed loop ``d``
+decode at a time, the others' prompts being processed or waiting for room in the cache:
 
     d = min(n · answer / (TTFT + answer), sequences allowed, cached tokens / context),  answer = (osl − 1) · TPOT
 
@@ -101,7 +101,8 @@ def steady(row: Row, iterations: Costs) -> Steady:
         tpot = decode + _between(row, running) * prompt / max(row.mean_osl - 1.0, 1.0)
         busy = min(1.0, running * prompt / (tpot * max(row.mean_osl - 1.0, 1.0)))
         alone = (decode + prompt) * (1.0 + busy / 2.0)
-        ttft = alone + in_step * (decode + prompt * (running + 1.0) / 2.0 - alone)
+        group = min(running, max(1.0, row.plan.max_num_batched_tokens / row.isl))
+        ttft = alone + in_step * (decode + prompt * (running + group) / 2.0 - alone)
         answer = (row.mean_osl - 1.0) * tpot
         settled = min(requests * answer / (ttft + answer) if answer else requests, capacity)
         settled += in_step * (min(requests, capacity) - settled)

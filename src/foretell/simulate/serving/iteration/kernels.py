@@ -6,7 +6,7 @@ serving engines' kernels; streams go by bandwidth, collectives by `foretell.simu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -44,6 +44,8 @@ KERNELS = COLUMNS.index("kernels")
 _COMPUTE, _MEMORY, _CORE_J, _MEMORY_J = (COLUMNS.index(name) for name in ("compute", "memory", "core_j", "memory_j"))
 #: Tokens a rank sends up to which engines take DeepEP's low-latency kernels.
 _LOW_LATENCY = 256.0
+#: Rows of the smallest tile of tensor cores (mma.m16n8k16).
+_FEW_ROWS = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ class Costs:
         # Older engines' kernels for experts in fp8 are slower, those in 16 bits are not.
         whole = self.constants[f"experts.fp8.{self.host}"] if part == "experts" and runs.kind == "fp8" else 1.0
         if runs.kind == "weight_only":
-            # Widening weights on the way in is hidden while few rows wait for it; many rows are multiplied at a share
-            # of the peak.
-            compute = np.maximum(found.compute_s, flops / (runs.flops_per_s * self.constants[shares[0]]))
+            # Kernels that widen weights on the way in have tiles of as few rows as an instruction takes (Marlin), and
+            # multiply many rows at a share of the peak.
+            compute = found.few_rows * flops / (runs.flops_per_s * self.constants[shares[0]])
         else:
             compute = found.compute_s / (self.constants[shares[0]] * whole)
         memory = found.memory_s / (self.constants[shares[1]] * whole)
@@ -196,6 +198,8 @@ class _Alone:
     l2_bytes: Floats
     #: Executed arithmetic over what was asked for: tiles are filled up.
     padding: Floats | float = 1.0
+    #: The same in tiles of `_FEW_ROWS`.
+    few_rows: Floats | float = 1.0
 
     @staticmethod
     def of(times: KernelTimes, factor: Floats, padding: Floats | float = 1.0) -> _Alone:
@@ -216,7 +220,8 @@ def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
                     np.full(len(m), runs.scheme))  # fmt: skip
     times = work.times(device, KERNEL.families["gemm"])
     learns = device.kind == "gpu" and runs.kind != "weight_only"
-    return _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
+    found = _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
+    return replace(found, few_rows=np.ceil(m / _FEW_ROWS) * _FEW_ROWS / m)
 
 
 @lru_cache(maxsize=1024)

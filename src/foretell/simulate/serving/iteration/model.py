@@ -159,7 +159,9 @@ class Iterations:
         """What an iteration waits for its host: launches that the device outruns, and what nothing hides."""
         name, constant = self.costs.host, self.costs.constants
         experts = sum(group.layers for group in self.config.groups if group.moe)
-        launched = kernels * constant[f"host.{name}.kernel_s"] + experts * constant[f"host.{name}.experts_s"]
+        # Without graphs every operation goes through Python, as in the first versions of vLLM.
+        each = constant[f"host.{name if self.plan.cuda_graph else 'vllm-eager'}.kernel_s"]
+        launched = kernels * each + experts * constant[f"host.{name}.experts_s"]
         if launches_graphs(self.plan):
             graphed = (batch.prefill_tokens == 0.0) & (batch.decode_seqs <= _GRAPHED)
             launched = np.where(graphed, 0.0, launched)
