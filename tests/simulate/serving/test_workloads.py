@@ -233,6 +233,11 @@ nan,10,20
 4,10,many
 5,10
 6,0,20
+1e300,10,20
+7,10.5,20
+7,10,1e30
+7,10,2.5
+7,1,000,20
 """
 
 
@@ -243,7 +248,11 @@ def test_rows_that_are_no_requests_are_counted_by_reason(tmp_path: Path) -> None
     assert dict(trace.skipped) == {
         "a negative time, first at row 3": 1, "an output of 0 tokens, first at row 4": 1,
         "no input length, first at row 6": 1, "no time, first at row 7": 1, "no output length, first at row 8": 2,
-        "an input of 0 tokens, first at row 10": 1,
+        "an input of 0 tokens, first at row 10": 1, "a time above 1e+10 s, first at row 11": 1,
+        "an input of no whole number of tokens, first at row 12": 1,
+        "an output of more than 2,147,483,648 tokens, first at row 13": 1,
+        "an output of no whole number of tokens, first at row 14": 1,
+        "more cells than columns, first at row 15": 1,
     }  # fmt: skip
     assert trace.about["order"] == "1 row was earlier than the row before, first row 5: sorted"
     assert trace.arrival_s is not None
@@ -253,8 +262,16 @@ def test_rows_that_are_no_requests_are_counted_by_reason(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arrival_s,input_tokens\n1,2\n", "no kind of trace"),
-        ("", "no kind of trace"),
+        ("arrival_s,input_tokens\n1,2\n", "has arrival_s, input_tokens; nearest is plain, .* lacks output_tokens"),
+        ("TIMESTAMP,ContextTokens\n", "nearest is azure, for which it lacks GeneratedTokens"),
+        ("Timestamp,Request tokens,Total tokens\n", "nearest is burstgpt, for which it lacks Response tokens"),
+        ('{"timestamp": 1, "input_length": 2}\n', "nearest is mooncake, for which it lacks output_length"),
+        ("Arrival_S,Input_Tokens,Output_Tokens\n", "nearest is plain, for which it lacks input_tokens, output_tokens"),
+        ("arrival_s;input_tokens;output_tokens\n1;2;3\n", "separated by semicolons, not commas"),
+        ("a,b\n1,2\n", "known: it has a, b; give columns"),
+        ("\0\1", "it is no UTF-8 text"),
+        ("", "it is empty"),
+        ("input_tokens,output_tokens,input_tokens\n1,2,3\n", "row 1: two columns input_tokens; leave one of them"),
         ("arrival_s,input_tokens,output_tokens\n", "no row is a request, it is empty"),
         ("arrival_s,input_tokens,output_tokens\n-1,2,0\n", "no row is a request: 1 with a negative time"),
         ('[{"input_tokens": 1, "output_tokens": 2},\n{"input_tokens": 1,,}]', "value 2: is no JSON"),
@@ -273,6 +290,45 @@ def test_files_that_are_no_trace(text: str, message: str, tmp_path: Path) -> Non
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         read(str(path))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    pipe, wide = tmp_path / "pipe", tmp_path / "wide.csv"
+    os.mkfifo(pipe)
+    wide.write_text("arrival_s,input_tokens,output_tokens\n1,2,3\n", encoding="utf-16")
+    for spec, message in (
+        (str(tmp_path), "is a directory"),
+        (f"plain:{tmp_path}", "is a directory; write plain:FILE"),
+        (f"azure:{tmp_path}", "is a directory"),
+        ("plain:", "plain:: names no file; write plain:FILE"),
+        (f"plain:{tmp_path / 'none.csv'}", "no such file"),
+        (str(pipe), "a pipe can be read only once; write it to a file first"),
+        (str(wide), "is UTF-16 text; save it as UTF-8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read(spec)
+
+
+def test_requests_know_their_rows(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n2,10,1\n-1,1,1\n1,20,1\n3,30,1\n")
+    trace = read(str(path))
+    assert trace.row is not None
+    assert trace.row.tolist() == [4, 2, 5]
+    for requests, rows in (
+        (replayed(trace), [4, 2, 5]),
+        (replayed(read(str(path), Wanted(start_s=1.0))), [2, 5]),
+        (replayed(trace, rate=1.0), [4, 2, 5]),
+    ):
+        assert requests.row is not None
+        assert requests.row.tolist() == rows
+
+
+def test_times_that_are_too_late_to_tell_iterations_apart(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,1\n1,1,1\n")
+    with pytest.raises(InputError, match=r"the last arrives after 1e\+12 s; give times up to 1e\+10 s"):
+        replayed(faster(read(str(path)), "1e-12x"))
 
 
 def test_a_benchmark_with_totals_only_says_what_they_come_to(tmp_path: Path) -> None:
@@ -363,8 +419,12 @@ def test_speeding_up_a_trace(tmp_path: Path) -> None:
 
 def test_prefixes_of_a_plain_table(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    path.write_text("input_tokens,output_tokens,prefix,prefix_tokens\n10,1,4,8\n20,1,,\n30,1,-1,8\n5,1,4,8\n")
+    rows = ("10,1,4,8", "20,1,,", "30,1,4,-1", "5,1,4,8", "9,1,chat a,8", "9,1,chat b,8", "9,1,chat a,7", "9,1,,8")
+    path.write_text("\n".join(("input_tokens,output_tokens,prefix,prefix_tokens", *rows)))
     trace = read(str(path))
-    assert trace.prefix.tolist() == [4, 0, 4]
-    assert trace.prefix_tokens.tolist() == [8, 0, 5]
-    assert sum(trace.skipped.values()) == 1
+    first, second = trace.prefix[3:5].tolist()  # what a text is called matters to nobody
+    assert trace.prefix.tolist() == [4, 0, 4, first, second, first, 0]
+    assert first != second
+    assert min(first, second) > 10**18
+    assert trace.prefix_tokens.tolist() == [8, 0, 5, 8, 8, 7, 0]
+    assert trace.skipped == {"prefix_tokens that are no whole number from 0 on, first at row 4": 1}

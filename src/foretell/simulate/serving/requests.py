@@ -14,7 +14,10 @@ from foretell.errors import InputError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-__all__ = ["Requests"]
+__all__ = ["LATEST_S", "Requests"]
+
+#: The latest that a request may come, some 300 years: a clock of 64 bits there still tells microseconds apart.
+LATEST_S = 1e10
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Requests:
     `arrival_s` counts from the first one's zero of time. `input_tokens` and `output_tokens` are at least 1.
     `prefix` is an id of what the prompt begins with and `prefix_tokens` how long that is (0: shared with nobody):
     requests of one id share that many tokens. `about` says where they come from, and `skipped` counts rows of a file
-    that could not be used, by reason.
+    that could not be used, by reason. `row` is the row of that file that each is from, None where there is no file.
     """
 
     arrival_s: Floats
@@ -34,6 +37,7 @@ class Requests:
     prefix_tokens: Ints
     about: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    row: Ints | None = None
 
     def __post_init__(self) -> None:
         count = len(self.arrival_s)
@@ -46,6 +50,9 @@ class Requests:
             raise InputError("no request", "requests", "give at least one")
         if not np.isfinite(self.arrival_s).all() or self.arrival_s.min() < 0 or (np.diff(self.arrival_s) < 0).any():
             raise InputError("arrivals are not sorted times from 0 on", "requests")
+        if self.arrival_s[-1] > LATEST_S:
+            what = f"the last arrives after {self.arrival_s[-1]:.3g} s"
+            raise InputError(what, "requests", f"give times up to {LATEST_S:g} s, or a higher rate")
         for name, least in (("input_tokens", 1), ("output_tokens", 1), ("prefix_tokens", 0)):
             if getattr(self, name).min() < least:
                 raise InputError(f"{name} below {least}", "requests")
@@ -60,6 +67,7 @@ class Requests:
         *,
         about: Mapping[str, str] | None = None,
         skipped: Mapping[str, int] | None = None,
+        row: npt.ArrayLike | None = None,
     ) -> Requests:
         """Columns that broadcast, copied and sorted by arrival (equal arrivals keep their order)."""
         arrival = np.atleast_1d(np.asarray(arrival_s, dtype=np.float64))
@@ -70,6 +78,7 @@ class Requests:
         return Requests(
             arrivals, inputs, outputs, prefixes, shared,
             about=MappingProxyType(dict(about or {})), skipped=MappingProxyType(dict(skipped or {})),
+            row=None if row is None else np.asarray(row, dtype=np.int64)[order],
         )  # fmt: skip
 
     def __len__(self) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import ForetellError, InputError, unknown
+from foretell.simulate.serving.requests import LATEST_S
 from foretell.simulate.serving.workloads.lengths import Lengths
 from foretell.simulate.serving.workloads.source import Head, Source
 
@@ -30,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 __all__ = ["MOST_REQUESTS", "Reader", "Rows", "Trace", "Wanted", "read", "reader", "readers"]
 
-#: Requests that one trace may have: their columns are 40 bytes a request.
+#: Requests that one trace may have: their columns are 48 bytes a request.
 MOST_REQUESTS = 20_000_000
 #: Tokens that one request may have on either side; what is above is no token count.
 MOST_TOKENS = 2**31
@@ -58,8 +59,8 @@ class Wanted:
 class Trace:
     """What a file holds: requests, columns (requests,), in order of arrival from 0 on.
 
-    `arrival_s` is None where the file has no times. `prefix` and `prefix_tokens` are as in `Requests`. `about` says
-    what was read, `skipped` counts unusable rows by reason.
+    `arrival_s` is None where the file has no times. `prefix`, `prefix_tokens` and `row` are as in `Requests`. `about`
+    says what was read, `skipped` counts unusable rows by reason.
     """
 
     arrival_s: Floats | None
@@ -69,6 +70,7 @@ class Trace:
     prefix_tokens: Ints
     about: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     skipped: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    row: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -80,6 +82,7 @@ class Trace:
             arrival_s=None if self.arrival_s is None else self.arrival_s[rows],
             input_tokens=self.input_tokens[rows], output_tokens=self.output_tokens[rows],
             prefix=self.prefix[rows], prefix_tokens=self.prefix_tokens[rows],
+            row=None if self.row is None else self.row[rows],
         )  # fmt: skip
 
 
@@ -91,7 +94,7 @@ class Rows:
         # A part of the time is taken after all rows are read: a file need not be in order.
         whole = wanted.start_s == 0.0 and wanted.duration_s is None
         self._most = wanted.limit if whole else MOST_REQUESTS
-        self._arrival, self._input, self._output = array("d"), array("q"), array("q")
+        self._arrival, self._input, self._output, self._row = array("d"), array("q"), array("q"), array("q")
         self._skipped: dict[str, list[int]] = {}
         self._unsorted = [0, 0]
         self._cut = False
@@ -110,11 +113,12 @@ class Rows:
 
     def add(self, row: int, arrival_s: float, input_tokens: float, output_tokens: float) -> bool:
         """Take a row as a request; False where it was skipped: a time or a length is missing (NaN) or impossible."""
-        if self.timed and not 0.0 <= arrival_s < float("inf"):
-            self.skip(row, "a negative time" if arrival_s < 0 else "no time")
-        elif not 1 <= input_tokens <= MOST_TOKENS:
+        if self.timed and not 0.0 <= arrival_s <= LATEST_S:
+            late = f"a time above {LATEST_S:g} s" if arrival_s > LATEST_S else "no time"
+            self.skip(row, "a negative time" if arrival_s < 0 else late)
+        elif not 1 <= input_tokens <= MOST_TOKENS or input_tokens % 1:
             self.skip(row, _why("input", input_tokens))
-        elif not 1 <= output_tokens <= MOST_TOKENS:
+        elif not 1 <= output_tokens <= MOST_TOKENS or output_tokens % 1:
             self.skip(row, _why("output", output_tokens))
         else:
             if self.timed and len(self._arrival) and arrival_s < self._arrival[-1]:
@@ -122,6 +126,7 @@ class Rows:
             self._arrival.append(arrival_s if self.timed else 0.0)
             self._input.append(int(input_tokens))
             self._output.append(int(output_tokens))
+            self._row.append(row)
             return True
         return False
 
@@ -157,14 +162,18 @@ class Rows:
             np.frombuffer(self._output, dtype=np.int64)[order],
             np.broadcast_to(np.asarray(prefix, dtype=np.int64), len(self))[order],
             np.broadcast_to(np.asarray(prefix_tokens, dtype=np.int64), len(self))[order],
-            MappingProxyType(about), MappingProxyType(skipped),
+            MappingProxyType(about), MappingProxyType(skipped), np.frombuffer(self._row, dtype=np.int64)[order],
         )  # fmt: skip
 
 
 def _why(side: str, tokens: float) -> str:
     if tokens != tokens:
         return f"no {side} length"
-    return f"an {side} of 0 tokens" if 0 <= tokens < 1 else f"an impossible {side} length"
+    if tokens > MOST_TOKENS:
+        return f"an {side} of more than {MOST_TOKENS:,} tokens"
+    if tokens % 1:
+        return f"an {side} of no whole number of tokens"
+    return f"an {side} of 0 tokens" if tokens == 0 else f"a negative {side} length"
 
 
 class Read(Protocol):
@@ -177,6 +186,7 @@ class Read(Protocol):
 class Reader:
     """A registered reader: how to know its files (`looks`), who published the schema (`source`), and where files lie.
 
+    `needs` are the columns that a table of its kind has, each with the names it goes by; none for other documents.
     `folder` is where ``$FORETELL_DATA`` keeps files of the kind, if it does, and `files` the pattern of their names.
     """
 
@@ -188,24 +198,32 @@ class Reader:
     folder: str
     files: str
     order: int
+    needs: tuple[tuple[str, ...], ...]
+
+    def lacks(self, head: Head) -> list[str]:
+        """Names of columns that the file lacks."""
+        return [names[0] for names in self.needs if not any(map(head.has, names))]
 
 
 _members: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, *, looks: Callable[[Head], bool], source: str, folder: str = "", files: str = "*", order: int = 0
-) -> Callable[[Read], Read]:
+    name: str, *, source: str, looks: Callable[[Head], bool] | None = None, needs: tuple[tuple[str, ...], ...] = (),
+    folder: str = "", files: str = "*", order: int = 0,
+) -> Callable[[Read], Read]:  # fmt: skip
     """Register a reader; the first line of its docstring is its summary. Refuses a second one of the name.
 
-    Where several know a file, the one of the lowest `order` reads it.
+    Its files are known by `looks`, or by having the columns that it `needs`. Where several know a file, the one of the
+    lowest `order` reads it.
     """
 
     def register(run: Read) -> Read:
         if name in _members:
             raise ForetellError(f"a trace reader {name!r} is registered already", "give it another name")
         summary = (run.__doc__ or "").strip().partition("\n")[0]
-        _members[name] = Reader(name, run, looks, source, summary, folder, files, order)
+        knows = looks or (lambda head: not _members[name].lacks(head))
+        _members[name] = Reader(name, run, knows, source, summary, folder, files, order, needs)
         return run
 
     return register
@@ -241,13 +259,36 @@ def read(spec: str, wanted: Wanted | None = None) -> Trace:
         fitting = sorted((one for one in readers().values() if one.looks(source.head)), key=lambda one: one.order)
         if not fitting:
             raise InputError(
-                "no kind of trace that is known", source.name,
+                f"no kind of trace that is known: {_seen(source.head)}", source.name,
                 f"give columns arrival_s, input_tokens, output_tokens, or name a kind: {', '.join(readers())}",
             )  # fmt: skip
         found = fitting[0]
     else:
         found = readers()[name]
     return windowed(found.run(source, wanted), wanted, spec, found.name)
+
+
+def _seen(head: Head) -> str:
+    """What a file of no known kind has, and which kind it is nearest to."""
+    if not head.text.strip():
+        return "it is empty"
+    if "\0" in head.text or "\ufffd" in head.text:
+        return "it is no UTF-8 text"
+    columns = head.cells or head.keys
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(columns) == 1 and separator in columns[0]:
+            return f"its columns are separated by {name}, not commas"
+    said = f"it has {', '.join(column[:40] for column in columns[:10]) or 'neither columns nor keys'}"
+    # Columns in other letters count for what is near, and are named as missing all the same.
+    folded = Head("", tuple(column.casefold() for column in columns), ())
+    near = [
+        (sum(any(folded.has(name.casefold()) for name in names) for names in one.needs) / len(one.needs), one)
+        for one in readers().values() if one.needs
+    ]  # fmt: skip
+    best, nearest = max(near, key=lambda pair: (pair[0], -pair[1].order))
+    if not best:
+        return said
+    return f"{said}; nearest is {nearest.name}, for which it lacks {', '.join(nearest.lacks(head))}"
 
 
 def windowed(trace: Trace, wanted: Wanted, spec: str, kind: str) -> Trace:
@@ -280,7 +321,7 @@ def _named(spec: str) -> tuple[str | None, Path, str]:
     if not colon or Path(spec.partition("#")[0]).is_file():
         path, part = _part(spec)
         if not path.is_file():
-            raise InputError("no such file", spec[:200], f"give a file, or NAME:FILE of {', '.join(readers())}")
+            raise _no_file(path, spec, f"give a file, or NAME:FILE of {', '.join(readers())}")
         return None, path, part
     if name not in readers():
         raise unknown("kind of trace", name, readers())
@@ -288,8 +329,8 @@ def _named(spec: str) -> tuple[str | None, Path, str]:
     if path.is_file():
         return name, path, part
     member = readers()[name]
-    if not member.folder:
-        raise InputError("no such file", rest[:200])
+    if not rest or path.exists() or not member.folder:
+        raise _no_file(path, rest or spec, f"write {name}:FILE")
     home = Path(os.environ.get("FORETELL_DATA") or Path("..") / "shared" / "data") / member.folder
     held = sorted(file for file in home.glob(member.files) if file.is_file())
     if not held:
@@ -300,6 +341,18 @@ def _named(spec: str) -> tuple[str | None, Path, str]:
         what = f"could be {len(fitting)} files" if fitting else "no such file"
         raise InputError(what, rest[:200], "there are " + ", ".join(file.name for file in fitting or held))
     return name, fitting[0], part
+
+
+def _no_file(path: Path, named: str, repair: str) -> InputError:
+    """What is there instead of a file that can be read twice, first for its kind."""
+    what = "no such file"
+    if path == Path():
+        what = "names no file"
+    elif path.is_dir():
+        what = "is a directory"
+    elif path.exists():
+        what, repair = "is no regular file, and a pipe can be read only once", "write it to a file first"
+    return InputError(what, named[:200], repair)
 
 
 def _part(text: str) -> tuple[Path, str]:

@@ -31,7 +31,7 @@ def replayed(trace: Trace, *, rate: float | None = None, process: str = "poisson
         raise InputError("the trace has no times", about.get("trace"), "give --rate, --concurrency or --offline")
     return Requests.of(
         at, trace.input_tokens, trace.output_tokens, trace.prefix, trace.prefix_tokens,
-        about=about, skipped=trace.skipped,
+        about=about, skipped=trace.skipped, row=trace.row,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +50,10 @@ class Source:
     def _open(self) -> IO[bytes]:
         try:
             with self.path.open("rb") as file:
-                packed = file.read(2) == b"\x1f\x8b"
+                begin = file.read(2)
+            if begin in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise InputError("is UTF-16 text", self.name, "save it as UTF-8")
+            packed = begin == b"\x1f\x8b"
             return cast(IO[bytes], gzip.open(self.path)) if packed else self.path.open("rb")
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror or error}", self.name) from error
@@ -108,10 +111,11 @@ class Source:
         if rest.strip():
             yield number + 1, rest
 
-    def rows(self, *needed: str) -> Iterator[tuple[int, dict[str, str]]]:
-        """Rows of a CSV file by column, with their line numbers. Raises InputError where a needed column is missing.
+    def rows(self, *needed: str, skip: Callable[[int, str], None]) -> Iterator[tuple[int, dict[str, str]]]:
+        """Rows of a CSV file by column, with their line numbers.
 
-        A row with fewer cells than the header lacks the last columns; cells beyond it are left out.
+        A row with fewer cells than the header lacks the last columns; one with more is told to `skip`, as it may have
+        commas in its numbers. Raises InputError where a needed column is missing, or is there twice.
         """
         at = 1
 
@@ -129,7 +133,12 @@ class Source:
                     f"no column {' and no column '.join(missing)}", f"{self.name}, row 1",
                     f"it has {', '.join(header[:20]) or 'none'}; wanted are {', '.join(needed)}",
                 )  # fmt: skip
+            if twice := [name for name in needed if header.count(name) > 1]:
+                raise InputError(f"two columns {twice[0]}", f"{self.name}, row 1", "leave one of them")
             for cells in table:
+                if any(cell.strip() for cell in cells[len(header) :]):
+                    skip(at, "more cells than columns")
+                    continue
                 yield at, dict(zip(header, cells, strict=False))
         except csv.Error as error:
             raise InputError(str(error), f"{self.name}, row {at:,}") from error

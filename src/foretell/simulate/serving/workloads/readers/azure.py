@@ -12,7 +12,7 @@ _TIME, _INPUT, _OUTPUT = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 
 @reader(
     "azure",
-    looks=lambda head: head.has(_TIME, _INPUT, _OUTPUT),
+    needs=((_TIME,), (_INPUT,), (_OUTPUT,)),
     source="github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md (Splitwise, ISCA 2024)",
     folder="azure-llm-2023",
     files="*.csv*",
@@ -20,7 +20,7 @@ _TIME, _INPUT, _OUTPUT = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 def azure(source: Source, wanted: Wanted) -> Trace:
     """CSV with columns TIMESTAMP, ContextTokens and GeneratedTokens."""
     rows = Rows(wanted)
-    for row, cells in source.rows(_TIME, _INPUT, _OUTPUT):
+    for row, cells in source.rows(_TIME, _INPUT, _OUTPUT, skip=rows.skip):
         if rows.enough():
             break
         rows.add(row, _seconds(cells.get(_TIME, "")), number(cells.get(_INPUT)), number(cells.get(_OUTPUT)))

@@ -10,13 +10,13 @@ _TIME, _INPUT, _OUTPUT = "Timestamp", "Request tokens", "Response tokens"
 
 @reader(
     "burstgpt",
-    looks=lambda head: head.has(_TIME, _INPUT, _OUTPUT),
+    needs=((_TIME,), (_INPUT,), (_OUTPUT,)),
     source="github.com/HPMLL/BurstGPT, README.md (arXiv 2401.17644)",
 )
 def burstgpt(source: Source, wanted: Wanted) -> Trace:
     """CSV with columns Timestamp (s), Request tokens and Response tokens; a response of 0 tokens is a failure."""
     rows = Rows(wanted)
-    for row, cells in source.rows(_TIME, _INPUT, _OUTPUT):
+    for row, cells in source.rows(_TIME, _INPUT, _OUTPUT, skip=rows.skip):
         if rows.enough():
             break
         rows.add(row, number(cells.get(_TIME)), number(cells.get(_INPUT)), number(cells.get(_OUTPUT)))

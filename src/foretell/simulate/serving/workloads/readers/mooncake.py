@@ -15,7 +15,7 @@ _NEEDED = ("timestamp", "input_length", "output_length")
 
 @reader(
     "mooncake",
-    looks=lambda head: head.has(*_NEEDED),
+    needs=tuple((name,) for name in _NEEDED),
     source="github.com/kvcache-ai/Mooncake, README.md, Open Source Trace (FAST 2025)",
 )
 def mooncake(source: Source, wanted: Wanted) -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _ITEMS = ("image", "audio", "video")
 
 @reader(
     "servegen",
-    looks=lambda head: head.has(*_COLUMNS),
+    needs=tuple((name,) for name in _COLUMNS),
     source="github.com/alibaba/ServeGen, data/ (NSDI 2026)",
     folder="servegen",
     files="*_client_rate_traces.csv*",
@@ -80,13 +81,17 @@ def servegen(source: Source, wanted: Wanted) -> Trace:
     about = {"drawn": f"from statistics of {len(clients):,} clients, seed {wanted.seed}"}
     if beyond:
         about["cut"] = f"the first {wanted.limit:,} requests drawn"
-    return rows.trace(source, begin_s=0.0, **about)
+    return replace(rows.trace(source, begin_s=0.0, **about), row=None)  # the file has no row of a request
 
 
 def _windows(source: Source) -> dict[float, list[tuple[str, float, float, str, float]]]:
     """Client, rate, variation, distribution and its shape, of clients that send something in each window."""
     found: dict[float, list[tuple[str, float, float, str, float]]] = {}
-    for row, cells in source.rows(*_COLUMNS):
+
+    def refuse(row: int, why: str) -> None:
+        raise InputError(why, f"{source.name}, row {row:,}")
+
+    for row, cells in source.rows(*_COLUMNS, skip=refuse):
         begin, rate, cv, shape = (number(cells.get(name)) for name in ("timestamp_s", "rate_req_per_s", "cv", "param1"))
         if not (0 <= begin < 1e10 and 0 <= rate < 1e9 and 0 <= cv < 1e6):
             raise InputError("a time, rate or variation that is none", f"{source.name}, row {row:,}")
