@@ -42,7 +42,7 @@ from foretell.simulate.training.constants import generation
 CALIBRATION = Path(serving.__file__).with_name("calibration.json")
 #: What is fitted, the weight of a row, and the share of rows taken.
 FITTED = (
-    ("silicon-sample", "tpot_s", 1.0, 0.3),
+    ("silicon-sample", "tpot_s", 1.0, 0.5),
     ("silicon-sample", "ttft_s", 0.25, 0.6),
     ("splitwise", "tpot_s", 3.0, 1.0),
     ("splitwise", "ttft_s", 3.0, 1.0),
@@ -86,13 +86,14 @@ Item = tuple[Row, str, float]
 def items() -> list[Item]:
     """(row, what is compared, weight), the same for the same tables.
 
-    vLLM's with data-parallel ranks are left out, whose hosts must agree on each iteration.
+    Left out are vLLM's with data-parallel ranks, whose hosts must agree on each iteration, and those whose prompts are
+    only taken to have been cached.
     """
     draw, found = random.Random(0), []
     for source, measured, weight, share in FITTED:
         for row in rows(source):
             agreed = row.engine == "vllm" and row.plan.dp > 1
-            wanted = row.split == "fit" and getattr(row, measured) > 0 and not agreed
+            wanted = row.split == "fit" and getattr(row, measured) > 0 and not agreed and not row.cached_isl
             if measured == "ttft_s" and row.load == "concurrency":
                 wanted &= row.amount <= LOW_LOAD and row.plan.dp == 1 and row.isl >= LONG and row.shortest < 1.0
             if wanted and draw.random() < share:
@@ -284,8 +285,8 @@ def write(found: dict[str, float], count: int) -> None:
     data["constants"] = {**data["constants"], **{n: v for n, v in found.items() if not n.startswith("power.")}}
     data["provenance"] = {
         **data["provenance"],
-        "source": "ai-dynamo/aiconfigurator silicon_sample.csv (commit 095f58a), Mutinifni/splitwise-sim"
-        " perf_model.csv (commit 8f99e7d), NVIDIA/TensorRT-LLM perf-overview.md (v1.0, v0.14)",
+        "source": "ai-dynamo/aiconfigurator silicon_sample.csv and kernels/*__moe.csv.gz (commit 095f58a),"
+        " Mutinifni/splitwise-sim perf_model.csv (commit 8f99e7d), NVIDIA/TensorRT-LLM perf-overview.md (v1.0, v0.14)",
         "licence": "Apache-2.0, MIT",
         "rows": count,
         "date": datetime.now(UTC).date().isoformat(),
