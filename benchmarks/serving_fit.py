@@ -218,7 +218,9 @@ def changed(start: dict[str, float], names: Sequence[str], change: np.ndarray) -
     found = {**start, **{name: float(f"{start[name] * np.exp(z):.4g}") for name, z in zip(names, change, strict=True)}}
     for name in found:
         what, _, how = name.rpartition(".")
-        if how in GENERATIONS and name not in names and what != "attention.unpacked":
+        # Hopper multiplies widened weights with older instructions than its own, others do not.
+        alike = what != "attention.unpacked" and not what.endswith("weight_only")
+        if how in GENERATIONS and name not in names and alike:
             shown = [found[f"{what}.{other}"] for other in GENERATIONS if f"{what}.{other}" in names]
             if shown:
                 found[name] = float(f"{np.exp(np.log(shown).mean()):.4g}")

@@ -16,7 +16,7 @@ from foretell.cost import residual
 from foretell.cost.energy import Power, power_of
 from foretell.cost.kernel import KERNEL
 from foretell.cost.kernels.attention import Attentions
-from foretell.cost.kernels.gemm import SCHEMES, Products, operands_in_shared
+from foretell.cost.kernels.gemm import SCHEMES, Products, operands_in_shared, powered_rate
 from foretell.cost.kernels.times import KernelTimes
 from foretell.cost.rates import bandwidth, matrix_rate
 from foretell.hardware.device import Device
@@ -114,7 +114,8 @@ class Costs:
         if runs.kind == "weight_only":
             # Kernels that widen weights on the way in have tiles of as few rows as an instruction takes (Marlin), and
             # multiply many rows at a share of the peak.
-            compute = found.few_rows * flops / (runs.flops_per_s * self.constants[shares[0]])
+            rate = np.minimum(runs.flops_per_s, powered_rate(runs.flops_per_s, self.device, KERNEL.families["gemm"]))
+            compute = found.few_rows * flops / (rate * self.constants[shares[0]])
         else:
             compute = found.compute_s / (self.constants[shares[0]] * whole)
         memory = found.memory_s / (self.constants[shares[1]] * whole)

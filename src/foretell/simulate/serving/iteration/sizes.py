@@ -75,8 +75,11 @@ def _ones(x: Floats) -> Floats:
 
 
 def dense_format(config: LLMConfig, plan: ServingPlan) -> str:
-    """The format of weights outside the experts: MXFP4 is one of experts only, where there are any."""
-    return "bf16" if plan.weight_dtype == "mxfp4" and config.moe is not None else plan.weight_dtype
+    """The format of weights outside the experts: of MXFP4, and of models published in int4 (Kimi K2), only those of
+    experts are, where there are any."""
+    weights = plan.weight_dtype
+    only_experts = weights == "mxfp4" or weights == config.published_weights == "int4"
+    return "bf16" if only_experts and config.moe is not None else weights
 
 
 def heads_of(config: LLMConfig, plan: ServingPlan) -> tuple[float, float]:
