@@ -187,7 +187,7 @@ def test_weights_of_four_bits_are_read_by_one_sequence_and_multiplied_by_many() 
     assert seconds["int4"] < 0.8 * seconds["fp8"] < 0.7 * seconds["bf16"]
     assert found["int4"].bound(one) == ["bandwidth"]
     prompt = Batch.of(prefill_seqs=1, prefill_tokens=8192)
-    assert found["int4"].time_s(prompt)[0] > 1.5 * found["bf16"].time_s(prompt)[0]
+    assert found["int4"].time_s(prompt)[0] > 1.2 * found["bf16"].time_s(prompt)[0]
 
 
 def test_experts_have_kernels_of_their_own_bandwidth() -> None:

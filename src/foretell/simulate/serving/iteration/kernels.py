@@ -114,7 +114,8 @@ class Costs:
         if runs.kind == "weight_only":
             # Kernels that widen weights on the way in have tiles of as few rows as an instruction takes (Marlin), and
             # multiply many rows at a share of the peak.
-            rate = np.minimum(runs.flops_per_s, powered_rate(runs.flops_per_s, self.device, KERNEL.families["gemm"]))
+            peak = np.array(runs.flops_per_s)
+            rate = np.minimum(peak, powered_rate(peak, self.device, KERNEL.families["gemm"]))
             compute = found.few_rows * flops / (rate * self.constants[shares[0]])
         else:
             compute = found.compute_s / (self.constants[shares[0]] * whole)
