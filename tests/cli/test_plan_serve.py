@@ -51,9 +51,12 @@ def test_the_answer_at_80_columns(run: Run) -> None:
     for sentence in expected["why"]:
         assert " ".join(sentence.split()) in text
     # What does not fit into the width is named, and is there where it does.
-    wide = run(*QUICK, width=160).stdout
+    wide, narrow = run(*QUICK, width=160).stdout, run(*QUICK, width=60).stdout
     assert "left out for want of width" not in wide
-    assert "left out for want of width" in text
+    assert "left out for want of width" in narrow
+    # What a plan costs, and on how many GPUs, is what was asked for: it stays.
+    (head,) = [line for line in narrow.splitlines() if line.startswith("units ")]
+    assert all(name in head for name in ("GPUs", "$/h", "$/M tokens", "in SLO"))
     assert all(name in wide for name in ("$/M tokens", "batch", "full", "TPOT p99", "tokens/s/user"))
 
 
@@ -124,6 +127,9 @@ def test_commands_are_the_plan(run: Run, name: str) -> None:
     (unit,) = document(run, *asked)["units"]
     assert plan == ServingPlan(**{**unit["plan"], "replicas": unit["count"]})
     assert "each on l4" in written.stdout
+    assert "# without a prefix cache, as planned" in written.stdout
+    assert "--model" not in [word for line in written.stdout.splitlines() if line[:1] == "#" for word in line.split()]
+    assert run(*asked, "--emit", name).stdout.startswith("# opt-1.3b is foretell's name: give the model's own, or")
 
 
 def test_prices_decide(run: Run, tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def test_as_many_as_there_are(run: Run) -> None:
     assert sum(unit["count"] for unit in found["units"] if unit["gpu"] == "l4") <= 1
     result = run(*QUICK, "--gpus", "1*l4", "--rate", "500")
     assert result.exit_code == 3
-    assert "more than the instances there are can serve" in result.output
+    assert "too few instances (1 of l4) for 500 requests/s" in " ".join(result.output.split())
 
 
 def test_a_trace_with_rows_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
@@ -194,11 +200,19 @@ def test_energy_and_gpus(run: Run) -> None:
         (("--weight-dtype", "fp7"), 2, "fp7"),
         (("--arrivals", "often"), 2, "unknown arrival process"),
         (("--isl", "many"), 2, "many"),
-        (("--trace", "/no/such/file.csv"), 2, "no such file"),
         (("--prices", "/no/such/file.json"), 2, "no such file"),
-        (("--out", "/no/such/folder/x"), 2, "cannot be written"),
         (("--start-up", "soon"), 2, "soon"),
-        (("--scaling", "never", "--start-up", "1min"), 2, "policy is 'never'"),
+        (("--scaling", "never", "--start-up", "1min"), 2, "unknown way to scale 'never'"),
+        (("--scaling", "never"), 2, "give --start-up as well"),
+        (("--window", "1min"), 2, "give --start-up as well"),
+        (("--start-up", "1min", "--window", "0s"), 2, "--window: a window of 0s; give a time above 0"),
+        (("--start-up", "1min", "--emit", "vllm"), 2, "give one of them"),
+        (("--model", "x"), 2, "give --emit as well"),
+        (("--out", "x.sqlite"), 2, "--out, --quick: keeps simulations, and none is done"),
+        (("--trace", "x.csv"), 2, "--isl: the trace has lengths of its own"),
+        (("--gpus", "0*l4"), 2, "--gpus: '0' is no number of l4"),
+        (("--gpus", "-1*l4"), 2, "'-1' is no number of l4; give e.g. 4*l4, or l4"),
+        (("--gpus", "*l4"), 2, "'' is no number of l4"),
     ],
 )
 def test_what_is_refused_is_said_in_a_line(
@@ -207,6 +221,52 @@ def test_what_is_refused_is_said_in_a_line(
     result = run(*QUICK, *changed)
     assert result.exit_code == code, result.output
     assert said in failed(result)
+
+
+def test_an_out_that_cannot_be_written(run: Run, failed: Callable[[Any], str]) -> None:
+    result = run(*ASKED, "--out", "/no/such/folder/x")
+    assert result.exit_code == 2
+    assert "cannot be written" in failed(result)
+
+
+def test_a_trace_that_is_not_there(run: Run, failed: Callable[[Any], str]) -> None:
+    result = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", "/no/such/file.csv")
+    assert result.exit_code == 2
+    assert "no such file" in failed(result)
+
+
+def test_arrivals_need_a_rate(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n1,10,10\n")
+    result = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--arrivals", "gamma:2")
+    assert result.exit_code == 2
+    assert "--arrivals: says how requests come at a rate; give --rate as well" in failed(result)
+
+
+def test_a_request_longer_than_the_model_is_refused(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i * 0.1:.1f},{100 + i % 7},{20 + i % 5}" for i in range(300)] + ["30.0,100000,5"]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    asked = ("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, *PINS)
+    text = " ".join(run(*asked, "--quick").stdout.split())
+    assert "1 request refused: longer than 2,048 tokens (the longest 100,005)" in text
+    found = document(run, *asked)
+    assert (sum(found["refused"].values()), found["requests"], found["devices"]) == (1, 300, 1)
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,100000,5\n1,100000,5\n")
+    result = run(*asked)
+    assert result.exit_code == 2
+    assert "every request is longer than 2,048 tokens, which is all that opt-1.3b is served with" in failed(result)
+
+
+def test_a_stop_says_where_the_simulations_are(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("foretell.plan.serving.trial.simulated", stop)
+    path = tmp_path / "s.sqlite"
+    result = run(*ASKED, "--out", path)
+    assert result.exit_code == 130
+    assert f"interrupted: simulations so far are in {path}" in " ".join(result.output.split())
 
 
 def test_what_is_missing_is_named(run: Run, failed: Callable[[Any], str]) -> None:

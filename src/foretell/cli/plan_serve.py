@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,6 +139,7 @@ def serve(
     from foretell.cli.options import transformer
     from foretell.cli.terminal import progress, show, show_text
     from foretell.errors import InputError, unknown
+    from foretell.plan.serving.autoscale import POLICIES
     from foretell.plan.serving.emit import FORMATS
     from foretell.plan.serving.search import search
     from foretell.plan.serving.trial import simulated
@@ -153,6 +155,13 @@ def serve(
         if "engine" in _given(context_):
             raise InputError(f"is for {emit}, and the plan for {engine}", f"--emit {emit}", f"give --engine {emit}")
         engine = emit
+    _useless(context_, trace, rate, quick, emit, start_up)
+    delay = None if start_up is None else units.parse_time(start_up, "--start-up")
+    step = units.parse_time(window, "--window")
+    if not step > 0:
+        raise InputError(f"a window of {window[:40]}", "--window", "give a time above 0")
+    if scaling not in POLICIES:
+        raise unknown("way to scale", scaling, POLICIES)
     if out is not None:
         files.writable(out)
     config = transformer(workload)
@@ -161,17 +170,21 @@ def serve(
     priced = {} if prices is None else _prices(prices)
     pinned = _pinned(context_.params)
     requests, asked = _requests(trace, rate, arrivals, isl, osl, num_requests, seed)
-    delay = None if start_up is None else units.parse_time(start_up, "--start-up")
-    step = units.parse_time(window, "--window")
-    with progress("Searching") as update:
-        found = search(
-            config, requests, limits, devices,
-            rate=asked, attainment=_share(attainment), objective=objective, engine=engine, prices=priced,
-            available=available, pinned=pinned, out=out, trial=None if quick else simulated, progress=update,
-        )  # fmt: skip
+    try:
+        with progress("Searching") as update:
+            found = search(
+                config, requests, limits, devices,
+                rate=asked, attainment=_share(attainment), objective=objective, engine=engine, prices=priced,
+                available=available, pinned=pinned, out=out, trial=None if quick else simulated, progress=update,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if out is not None:
+            print(f"interrupted: simulations so far are in {out}; the same command goes on from them", file=sys.stderr)
+        raise typer.Exit(130) from None
     over_time = [] if delay is None else _scaled(found, delay, step, scaling)
     if emit is not None:
-        show_text(_commands(found, emit, model or config.name).rstrip("\n"))
+        said = "" if model else f"# {config.name} is foretell's name: give the model's own, or its path, by --model\n\n"
+        show_text((said + _commands(found, emit, model or config.name)).rstrip("\n"))
         return
     if json:
         document = found.to_dict()
@@ -189,6 +202,29 @@ def _given(context: typer.Context) -> list[str]:
     return given(context)
 
 
+def _useless(
+    context: typer.Context, trace: str | None, rate: float | None, quick: bool, emit: str | None, start_up: str | None
+) -> None:
+    """Refuse options that nothing would come of."""
+    from foretell.errors import InputError
+
+    given = _given(context)
+    for option in ("isl", "osl"):
+        if option in given and trace is not None:
+            raise InputError("the trace has lengths of its own", f"--{option}", "leave it out, or give no --trace")
+    if "arrivals" in given and rate is None:
+        raise InputError("says how requests come at a rate", "--arrivals", "give --rate as well")
+    for option in ("window", "scaling"):
+        if option in given and start_up is None:
+            raise InputError("is for replicas over time", f"--{option}", "give --start-up as well")
+    if start_up is not None and emit is not None:
+        raise InputError("commands launch a fixed number of units", "--start-up, --emit", "give one of them")
+    if "model" in given and emit is None:
+        raise InputError("names the model in commands", "--model", "give --emit as well")
+    if "out" in given and quick:
+        raise InputError("keeps simulations, and none is done", "--out, --quick", "give one of them")
+
+
 def _gpus(text: str) -> tuple[list[Device], dict[str, int]]:
     """GPU types, and how many there are of those with a number."""
     from foretell.errors import InputError
@@ -197,10 +233,12 @@ def _gpus(text: str) -> tuple[list[Device], dict[str, int]]:
     found: list[Device] = []
     available: dict[str, int] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(?:(\d{1,6})\s*\*\s*)?(.*?)\s*", part, re.ASCII | re.DOTALL)
+        match = re.fullmatch(r"\s*(?:([^*]*?)\s*\*\s*)?(.*?)\s*", part, re.ASCII | re.DOTALL)
         assert match is not None
         if not match[2]:
             raise InputError(f"{text[:80]!r} names no GPU type", "--gpus", "give e.g. h100-sxm,l4")
+        if match[1] is not None and not (re.fullmatch(r"\d{1,6}", match[1], re.ASCII) and int(match[1])):
+            raise InputError(f"{match[1][:40]!r} is no number of {match[2][:40]}", "--gpus", "give e.g. 4*l4, or l4")
         one = device(match[2])
         if one.name in {known.name for known in found}:
             raise InputError(f"{one.name} is named twice", "--gpus")

@@ -79,6 +79,7 @@ def serving_plan_view(
         Flow(
             f"{count(len(found.requests), 'request')} in {count(len(found.load), 'size')}",
             f"{count(skipped, 'row')} skipped ({_listed(found.requests.skipped)})" if skipped else None,
+            *(f"{count(number, 'request')} refused: {reason}" for reason, number in found.refused.items()),
             f"{count(found.tried, 'plan')} tried, {count(found.simulated, 'simulation')}"
             + (f", {found.reused} results from the file" if found.reused else ""),
             f"least {found.objective}",
@@ -128,8 +129,11 @@ def _units(found: Answer) -> Columns:
     }
     if found.objective == "energy":
         columns["power"] = [_power(None if u.option.power_w is None else u.count * u.option.power_w) for u in units]
-    labels = [f"{u.count}x {u.option.name}" for u in units]
-    dispensable = ("batch", "GPUs", "$/M tokens", "full", "TPOT p99", "TTFT p99", "requests/s")
+    # Token budget and sequences stand under Why; here they would take the room of a figure.
+    short = [f"{u.option.gpu} {label(u.option.plan, sizes=False)}" for u in units]
+    labels = [f"{u.count}x {name if short.count(name) == 1 else u.option.name}"
+              for u, name in zip(units, short, strict=True)]  # fmt: skip
+    dispensable = ("batch", "TPOT p99", "full", "TTFT p99", "requests/s", "GPUs", "$/M tokens")
     return Columns("units", labels, columns, dispensable)
 
 

@@ -99,3 +99,14 @@ def test_what_makes_no_sense() -> None:
         scale([1.0], 60.0, 0.0, start_s=0.0)
     with pytest.raises(InputError, match="too many"):
         rates_over_time(Requests.of([0.0, 1e9], 1, 1), 1e-3)
+
+
+@pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_window_takes_time(window_s: float) -> None:
+    with pytest.raises(InputError, match="give a time above 0"):
+        rates_over_time(Requests.of([0.0, 5.0], 10, 10), window_s)
+
+
+def test_too_many_windows() -> None:
+    with pytest.raises(InputError, match="give longer windows"):
+        rates_over_time(Requests.of([0.0, 1e9], 10, 10), 1e-6)

@@ -121,6 +121,7 @@ def test_a_vllm_command_by_eye() -> None:
     plan = ServingPlan(tp=2, max_num_batched_tokens=2048, max_num_seqs=64, replicas=3)
     assert emit("vllm", plan, "my/model", "2x l4") == (
         "# 3 servers, each on 2x l4\n"
+        "# without a prefix cache, as planned: with it, prompts that share a beginning take less\n"
         "vllm serve my/model \\\n  --tensor-parallel-size 2 \\\n  --pipeline-parallel-size 1 \\\n"
         "  --dtype bfloat16 \\\n  --max-num-batched-tokens 2048 \\\n  --max-num-seqs 64 \\\n"
         "  --block-size 16 \\\n  --gpu-memory-utilization 0.90 \\\n"

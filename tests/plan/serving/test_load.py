@@ -54,3 +54,20 @@ def test_buckets_mixed_again_are_the_mixture(poisson: Callable[..., Requests]) -
     for name in Load.__slots__:
         assert getattr(mine, name) == pytest.approx(getattr(same, name)), name
     assert load.mixed([1]).input_tokens == pytest.approx(load.input_tokens[1])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_buckets_ask_for_what_their_requests_ask_for(seed: int) -> None:
+    """No mean is that of a bucket's edge or middle: over all buckets tokens, pairs and contexts are the requests'."""
+    rng = np.random.default_rng(seed)
+    inputs, outputs = (np.ceil(rng.lognormal(mean, 1.2, 3000)).astype(np.int64) for mean in (6.5, 4.5))
+    requests = Requests.of(np.cumsum(rng.exponential(0.2, 3000)), inputs, outputs)
+    load, _ = buckets(requests, rate=7.0)
+    assert len(load) > 20
+    one = load.mixed()
+    assert one.rate[0] == pytest.approx(7.0)
+    assert one.input_tokens[0] == pytest.approx(inputs.mean())
+    assert one.output_tokens[0] == pytest.approx(outputs.mean())
+    assert one.pairs[0] == pytest.approx((inputs * (inputs + 1) / 2).mean())
+    assert one.context[0] == pytest.approx((outputs * (inputs + outputs / 2)).sum() / outputs.sum())
+    assert one.largest[0] == (inputs + outputs).max()

@@ -71,9 +71,9 @@ def test_no_gpu_serves_a_bucket() -> None:
 def test_as_many_as_there_are() -> None:
     few = cheapest([3.0], [[1.0, 1.0]], [1.0, 5.0], available=[2, None], slices=6)
     assert few.instances.tolist() == [2, 1]
-    said = r"3 requests/s are more than the instances there are can serve \(1 l4, 1 a10g\)"
+    said = r"too few instances \(1 of l4, 1 of a10g\) for 3 requests/s"
     with pytest.raises(InfeasibleError, match=said):
-        cheapest([3.0], [[1.0, 1.0]], [1.0, 5.0], available=[1, 1], options=["l4", "a10g"])
+        cheapest([3.0], [[1.0, 1.0]], [1.0, 5.0], available=[1, 1], stock=["1 of l4", "1 of a10g"])
 
 
 def test_many_buckets_are_solved_in_time() -> None:
@@ -98,3 +98,8 @@ def test_a_profile_asks_for_every_bucket() -> None:
 def test_what_is_no_question(rate: list[float], capacity: list[list[float]], cost: list[float]) -> None:
     with pytest.raises(ValueError, match=r"positive|not \(buckets, options\)|at least 0"):
         cheapest(rate, capacity, cost)
+
+
+def test_however_little_there_is_to_serve_takes_an_instance() -> None:
+    found = cheapest([1e-9], [[1.0, 10.0]], [1.0, 5.0])
+    assert (found.instances.tolist(), found.cost) == ([1, 0], 1.0)

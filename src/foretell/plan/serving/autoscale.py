@@ -81,7 +81,9 @@ class Scaling:
 
 def rates_over_time(requests: Requests, window_s: float) -> Floats:
     """Arrivals a second in each window from time 0 to the last arrival, (windows,); a last part-window counts whole."""
-    count = int(requests.arrival_s[-1] // window_s) + 1
+    if not 0 < window_s < np.inf:
+        raise InputError(f"a window of {window_s:g} s", "rates over time", "give a time above 0")
+    count = int(min(requests.arrival_s[-1] / window_s, 1e12)) + 1
     if count > 1_000_000:
         raise InputError(f"{count:,} windows of {window_s:g} s are too many", "requests", "give longer windows")
     return np.bincount((requests.arrival_s // window_s).astype(np.int64), minlength=count) / window_s

@@ -178,6 +178,8 @@ def emit(format: str, plan: ServingPlan, model: str, where: str = "", nodes: int
         lines = [f"# {one.count} {servers}{role}{on}"]
         if plan.weight_dtype not in ("bf16", "fp16", *_MADE_ON_LOADING):
             lines.append(f"# weights in {plan.weight_dtype} from a checkpoint that has them so")
+        if not plan.prefix_cache:
+            lines.append("# without a prefix cache, as planned: with it, prompts that share a beginning take less")
         if nodes > 1:
             lines += [f"# {line}" for line in _on_nodes(format, plan, nodes)]
         parts.append("\n".join([*lines, one.command]) + "\n")

@@ -89,7 +89,8 @@ def _mix(rate: Floats, capacity: Floats, cost: Floats, slices: Ints, proven: boo
     with np.errstate(divide="ignore", invalid="ignore"):
         each = np.where(slices > 0, rate[:, None] * parts / capacity, 0.0)
     work = each.sum(axis=0)
-    instances = np.ceil(work - _EPSILON).astype(np.int64)
+    # However little an option gets to do, it takes one instance.
+    instances = np.maximum(np.ceil(work - _EPSILON), work > 0).astype(np.int64)
     return Mix(instances, slices, work, float(instances @ cost), proven)
 
 
@@ -103,12 +104,14 @@ def cheapest(
     names: Sequence[str] = (),
     slo: str = "the SLO",
     options: Sequence[str] = (),
+    stock: Sequence[str] = (),
 ) -> Mix:
     """The mix of least cost. `rate` (buckets,) requests/s, `capacity` (buckets, options) as `profile` has it, `cost`
     (options,) of one instance in any unit, `available` instances of each option (None: as many as one likes).
 
     Never dearer than the cheapest single option. Raises InfeasibleError where no option serves some bucket within
-    `slo`, naming the bucket (`names`), or where there are too few instances.
+    `slo`, naming the bucket (`names`) and `options`, or where there are too few instances, naming what there is
+    (`stock`).
     """
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -142,7 +145,7 @@ def cheapest(
     alone = [mix for mix in single(rates, most, costs) if mix is not None and (mix.instances <= caps).all()]
     if found.x is None:
         if found.status == 2:
-            raise InfeasibleError(_too_few(rates, most, caps, options), "allow more instances, or other GPU types")
+            raise InfeasibleError(_too_few(rates, stock), "allow more instances, or other GPU types")
         if alone:
             return min(alone, key=lambda mix: mix.cost)
         raise ForetellError(f"the solver found no mix of GPU types within {_TIME_LIMIT_S:g} s ({found.message})")
@@ -160,7 +163,6 @@ def _nowhere(rows: Ints, rate: Floats, names: Sequence[str], options: Sequence[s
     return f"requests with {name}{more}, {share:.1%} of all, meet {slo} on none{tried}"
 
 
-def _too_few(rate: Floats, capacity: Floats, caps: Floats, options: Sequence[str]) -> str:
-    had = ", ".join(f"{int(c)} {o}" for c, o in zip(caps, options, strict=False) if np.isfinite(c))
-    named = f" ({had})" if had else ""
-    return f"{rate.sum():.4g} requests/s are more than the instances there are can serve{named}"
+def _too_few(rate: Floats, stock: Sequence[str]) -> str:
+    named = f" ({', '.join(stock)})" if stock else ""
+    return f"too few instances{named} for {rate.sum():.4g} requests/s"

@@ -5,7 +5,8 @@
    closed form says of it.
 3. The cheapest mix of them for the load by size (`melange`).
 4. Each chosen option with the requests that the mix sends it, through the simulator; where too few meet the objective
-   its capacity shrinks and the mix is made anew.
+   its capacity shrinks and the mix is made anew. Capacities start a little above what the second step found, as a whole
+   instance more is dear: the check says whether one fewer will do. Each GPU type by itself goes the same way.
 """
 
 from __future__ import annotations
@@ -42,9 +43,14 @@ Ints = npt.NDArray[np.int64]
 OBJECTIVES: Mapping[str, str] = {"cost": "$/h", "gpus": "GPUs", "energy": "W"}
 _KEPT = 3  # plans of a GPU type that are simulated, besides two that serve only some sizes
 _TRIAL = 400  # requests of one simulation of a replica
-_CHECK = 4000  # requests of the simulation of an option of the mix
-_ROUNDS = 5
+_CHECK = 8000  # requests of the simulation of an option of the mix
+_LIVES = 6  # times the requests that run at once: what a simulation has of them
+_WARM = 3  # and what comes before
+_LONGEST = 6000
+_ROUNDS = 8
+_HOPE = 1.1  # capacities before the first check, over those of a trial: it is short, and its steps are of 2 %
 _LEAST_FACTOR = 0.1
+_SIMPLER = 5e-4  # of the cost, for each further GPU of a unit: of what costs the same, units of few GPUs
 _SMALL = 1e-4  # dollars an hour decide between mixes of equal GPUs or watts
 
 
@@ -119,6 +125,8 @@ class Answer:
     rounds: int
     #: Plans by GPU type that keep the limits at no rate in the simulator.
     failed: Mapping[str, Sequence[str]]
+    #: Requests that no plan can serve and that are left out, by reason.
+    refused: Mapping[str, int]
 
     @property
     def rate(self) -> float:
@@ -180,6 +188,7 @@ class Answer:
             "workload": self.config.name,
             "requests": len(self.requests),
             "skipped": dict(self.requests.skipped),
+            "refused": dict(self.refused),
             "trace": dict(self.requests.about),
             "requests_per_s": self.rate,
             "output_tokens_per_s": self.load.tokens_per_s,
@@ -244,6 +253,9 @@ def search(
     if objective == "cost" and unknown_price:
         raise InputError(f"no hourly price of {', '.join(unknown_price)} is known", "--gpus", "give --prices")
     make = make or Maker()
+    asked = requests
+    requests, refused = _servable(config, requests, pinned or {})
+    rate = None if rate is None else rate * len(requests) / len(asked)
     load, group = buckets(requests, rate)
     surveys = tuple(
         survey(config, device, load, slo, engine=engine, pinned=pinned, usd_per_h=priced[device.name], make=make,
@@ -263,19 +275,24 @@ def search(
         "gpus": [device.name for device in gpus], "prices": priced, "objective": objective,
     }  # fmt: skip
     with Results(out, question) as results:
-        found = _Search(config, requests, slo, attainment, objective, load, group, make, trial, results)
-        return found.run(kept, surveys, available or {}, progress)
+        found = _Search(
+            config, requests, refused, available or {}, slo, attainment, objective, load, group, make, trial, results
+        )
+        return found.run(kept, surveys, progress)
 
 
 class _Search:
     """One search after the survey: corrects capacities by simulation, chooses the mix, checks it."""
 
     def __init__(
-        self, config: LLMConfig, requests: Requests, slo: Slo, attainment: float, objective: str, load: Load,
-        group: Ints, make: Make, trial: Trial | None, results: Results,
+        self, config: LLMConfig, requests: Requests, refused: Mapping[str, int], available: Mapping[str, int],
+        slo: Slo, attainment: float, objective: str, load: Load, group: Ints, make: Make, trial: Trial | None,
+        results: Results,
     ) -> None:  # fmt: skip
         self.config = config
         self.requests = requests
+        self.refused = refused
+        self.available = available
         self.slo = slo
         self.attainment = attainment
         self.objective = objective
@@ -291,34 +308,36 @@ class _Search:
     def iterations(self, option: Option) -> Iterations:
         return self.make(self.config, option.plan, cluster(option.machine))
 
-    def factor(self, option: Option, rows: Ints) -> float:
-        """The largest rate in the simulator at which enough requests (of the sizes `rows`) meet the objective, over the
-        closed form's; 0 where there is none.
+    def factor(self, option: Option, column: Floats) -> float:
+        """The largest rate in the simulator at which enough requests (of the sizes in `column`) meet the objective,
+        over what a unit serves of them by `column`; 0 where there is none.
         """
         if self.trial is None:
             return 1.0
-        trial, iterations = self.trial, self.iterations(option)
+        trial, iterations, rows = self.trial, self.iterations(option), np.flatnonzero(column > 0)
         link = link_of(cluster(option.machine))
         # Sizes that may miss the limits count with what a batch without limits on their prompts would serve.
         mine = self.load.mixed(rows)
         rate = float(most(iterations, option.plan, mine, self.slo, link_bytes_per_s=link).rate[0])
         if not rate > 0:
             return 0.0
-        # Long enough that the batch fills and drains, yet no longer.
-        count = int(np.clip(8 * option.batch * option.plan.dp, _TRIAL, 4 * _TRIAL))
-        some = sampled(_of(self.requests, np.flatnonzero(np.isin(self.group, rows))), count)
-        if len(some) < 2:
+        count, warm = _long(option, _TRIAL)
+        whose = np.flatnonzero(np.isin(self.group, rows))
+        if len(whose) < 2:
             return 1.0
+        some = sampled(_of(self.requests, whose), count, float(mine.rate[0]) / rate, warm)
 
         def good(factor: float) -> bool:
             def run() -> dict[str, Any]:
                 self.simulated += 1
-                return trial(iterations, option.plan, paced(some, rate * factor), self.slo, link).to_dict()
+                return trial(iterations, option.plan, paced(some, rate * factor), self.slo, link, warm).to_dict()
 
             key = ["trial", option.gpu, option.plan.to_dict(), rows.tolist(), factor]
             return float(self.results.of(key, run)["attainment"]) >= self.attainment
 
-        return largest_factor(good, _LEAST_FACTOR)
+        # A mix adds up the time that each size takes a unit; of all sizes together that must come to what was found.
+        added = float(mine.rate[0] / (self.load.rate[rows] / column[rows]).sum())
+        return largest_factor(good, _LEAST_FACTOR) * rate / added
 
     def capacity(self, option: Option) -> Floats:
         """Requests/s of each bucket that a unit serves, (buckets,).
@@ -338,14 +357,13 @@ class _Search:
         return rate
 
     def run(
-        self, kept: list[Option], surveys: tuple[Survey, ...], available: Mapping[str, int],
-        progress: Callable[[str, int, int], None] | None,
-    ) -> Answer:  # fmt: skip
+        self, kept: list[Option], surveys: tuple[Survey, ...], progress: Callable[[str, int, int], None] | None
+    ) -> Answer:
         factors, columns, options = [], [], []
         for at, (option, column) in enumerate(self.undominated(kept)):
             if progress is not None:
                 progress("Simulating", at, len(kept))
-            factor = self.factor(option, np.flatnonzero(column > 0))
+            factor = self.factor(option, column)
             if factor <= 0:
                 self.failed.setdefault(option.gpu, []).append(label(option.plan))
                 continue
@@ -357,33 +375,48 @@ class _Search:
                 f"in the simulator no plan meets {slo_text(self.slo)} for {self.attainment:.0%} of the requests at"
                 f" {_LEAST_FACTOR:.0%} of the rate it holds up on average", _repair(self.slo),
             )  # fmt: skip
-        capacity = np.stack(columns, axis=1)
-        caps = [None if o.gpu not in available else available[o.gpu] // o.devices for o in options]
-        checked: list[dict[str, Any] | None] = [None] * len(options)
-        rounds = 0
-        while True:
-            rounds += 1
-            mix = self.mix(options, capacity, caps)
-            checked = [self.check(option, j, mix, progress) for j, option in enumerate(options)]
-            short = [j for j, one in enumerate(checked) if one is not None and one["attainment"] < self.attainment]
-            if not short or rounds == _ROUNDS or self.together(checked, mix) >= self.attainment:
-                break
-            for j in short:
-                full = mix.work[j] / mix.instances[j]
-                capacity[:, j] *= min(0.93, 0.999 * full)  # one unit more, or nearly a tenth of the work away
+        capacity = np.stack(columns, axis=1) * (1.0 if self.trial is None else _HOPE)
+        caps = [None if o.gpu not in self.available else self.available[o.gpu] // o.devices for o in options]
+        singles, alone = self.singles(options, capacity, caps, surveys, progress)
+        mix, checked, rounds, good = self.settle(options, capacity, caps, progress)
+        best = min(alone, key=lambda one: one[0].cost, default=None)
+        if best is not None and (best[0].cost < mix.cost or not good):
+            mix, checked = best
         rates = self.load.rate @ mix.shares
         units = [
             Unit(option, int(mix.instances[j]), float(mix.work[j]), float(rates[j]), factors[j],
                  self.serves(mix.shares[:, j]), checked[j], self.advice(option))
             for j, option in enumerate(options) if mix.instances[j]
         ]  # fmt: skip
-        best = front([point for one in surveys for point in one.points])
+        ends = front([point for one in surveys for point in one.points])
         return Answer(
             self.config, self.requests, self.load, self.group, self.slo, self.attainment, self.objective,
             tuple(sorted(units, key=lambda u: -u.requests_per_s)), mix, tuple(options),
-            self.singles(options, capacity, caps, surveys), tuple(best), surveys, sum(s.tried for s in surveys),
-            self.simulated, self.results.reused, rounds, self.failed,
+            singles, tuple(ends), surveys, sum(s.tried for s in surveys), self.simulated, self.results.reused, rounds,
+            self.failed, self.refused,
         )  # fmt: skip
+
+    def settle(
+        self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> tuple[Mix, list[dict[str, Any] | None], int, bool]:  # fmt: skip
+        """The mix that holds up in the simulator, how each option fares in it, rounds taken, and whether it does hold.
+
+        Where too few requests of an option meet the objective, its capacity shrinks and the mix is made anew.
+        """
+        capacity = capacity.copy()
+        rounds = 0
+        while True:
+            rounds += 1
+            mix = self.mix(options, capacity, caps)
+            checked = [self.check(option, j, mix, progress) for j, option in enumerate(options)]
+            short = [j for j, one in enumerate(checked) if one is not None and one["attainment"] < self.attainment]
+            good = not short or self.together(checked, mix) >= self.attainment
+            if good or rounds == _ROUNDS:
+                return mix, checked, rounds, good
+            for j in short:
+                full = mix.work[j] / mix.instances[j]
+                capacity[:, j] *= min(0.95, 0.999 * full)  # one unit more, or a twentieth of the work away
 
     def undominated(self, options: Sequence[Option]) -> list[tuple[Option, Floats]]:
         """Options with what they serve of each bucket, without those that another one of their GPU type matches in
@@ -408,7 +441,7 @@ class _Search:
 
     def costs(self, options: Sequence[Option]) -> Floats:
         usd = np.array([o.usd_per_h or 0.0 for o in options])
-        own = np.array([o.cost(self.objective) for o in options])
+        own = np.array([o.cost(self.objective) * (1.0 + _SIMPLER * (o.devices - 1)) for o in options])
         return own if self.objective == "cost" else own + _SMALL * usd
 
     def mix(self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None]) -> Mix:
@@ -416,7 +449,7 @@ class _Search:
         kinds = list(dict.fromkeys(option.gpu for option in options))
         return cheapest(
             self.load.rate, capacity, self.costs(options), available=caps, names=names, slo=slo_text(self.slo),
-            options=kinds,
+            options=kinds, stock=[f"{count} of {gpu}" for gpu, count in self.available.items() if gpu in kinds],
         )  # fmt: skip
 
     def share(self, option: int, mix: Mix) -> Requests:
@@ -445,25 +478,31 @@ class _Search:
             progress("Checking", at, len(mix.instances))
         trial, mine = self.trial, self.share(at, mix)
         rate = float(self.load.rate @ mix.shares[:, at])
-        # As many units as have requests enough to fill them; the others are like these.
-        few = max(1, min(count, _CHECK // _TRIAL))
-        some = sampled(mine, _CHECK)
-        if len(some) < 2:
+        if len(mine) < 2:
             return None
+        # Units are like each other: as many as there are requests for.
+        each, warm = _long(option, _CHECK // 10)
+        few = max(1, min(count, _CHECK // each))
+        shown = max(few * each, min(len(mine) * few // count, _CHECK))
+        some = sampled(mine, shown, count / few, few * warm)
         rate *= few / count
         plan = times(option.plan, few)
 
         def run() -> dict[str, Any]:
             self.simulated += 1
             link = link_of(cluster(option.machine))
-            return trial(self.iterations(option), plan, paced(some, rate), self.slo, link).to_dict()
+            return trial(self.iterations(option), plan, paced(some, rate), self.slo, link, few * warm).to_dict()
 
         return self.results.of(["check", option.gpu, plan.to_dict(), rate, _digest(some)], run)
 
     def singles(
-        self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None], surveys: Sequence[Survey]
-    ) -> tuple[Single, ...]:  # fmt: skip
-        found = []
+        self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None], surveys: Sequence[Survey],
+        progress: Callable[[str, int, int], None] | None,
+    ) -> tuple[tuple[Single, ...], list[tuple[Mix, list[dict[str, Any] | None]]]]:  # fmt: skip
+        """What each GPU type takes alone, and those of these mixes (over all `options`, with how each fares) that hold
+        up in the simulator.
+        """
+        found, alone = [], []
         for one in surveys:
             mine = [j for j, option in enumerate(options) if option.gpu == one.gpu]
             if not mine:
@@ -472,15 +511,20 @@ class _Search:
                 continue
             some = [options[j] for j in mine]
             try:
-                mix = self.mix(some, capacity[:, mine], [caps[j] for j in mine])
+                mix, checked, rounds, good = self.settle(some, capacity[:, mine], [caps[j] for j in mine], progress)
             except InfeasibleError as error:
                 fails = f"; {self.fails(one.gpu)}" if one.gpu in self.failed else ""
                 found.append(Single(one.gpu, None, (), error.message + fails))
                 continue
+            if not good:
+                said = f"after {rounds} rounds too few requests keep the limits in the simulator"
+                found.append(Single(one.gpu, None, (), said))
+                continue
             value = sum(int(n) * o.cost(self.objective) for n, o in zip(mix.instances, some, strict=True))
             counts = tuple((label(o.plan), int(n)) for n, o in zip(mix.instances, some, strict=True) if n)
             found.append(Single(one.gpu, value, counts))
-        return tuple(found)
+            alone.append((_among(mix, mine, len(options)), _spread(checked, mine, len(options))))
+        return tuple(found), alone
 
     def fails(self, gpu: str) -> str:
         """Which plans of a GPU type do not keep to the limits in the simulator, whatever the rate."""
@@ -515,17 +559,63 @@ class _Search:
             return None
 
 
-def _of(requests: Requests, rows: Ints) -> Requests:
+def _among(mix: Mix, columns: Sequence[int], count: int) -> Mix:
+    """A mix of some of `count` options as one of them all."""
+    instances, work = np.zeros(count, dtype=np.int64), np.zeros(count)
+    slices = np.zeros((len(mix.slices), count), dtype=np.int64)
+    instances[columns], work[columns], slices[:, columns] = mix.instances, mix.work, mix.slices
+    return Mix(instances, slices, work, mix.cost, mix.proven)
+
+
+def _spread(
+    checked: Sequence[dict[str, Any] | None], columns: Sequence[int], count: int
+) -> list[dict[str, Any] | None]:
+    found: list[dict[str, Any] | None] = [None] * count
+    for j, one in zip(columns, checked, strict=True):
+        found[j] = one
+    return found
+
+
+def _servable(
+    config: LLMConfig, requests: Requests, pinned: Mapping[str, Sequence[Any]]
+) -> tuple[Requests, dict[str, int]]:
+    """Requests without those that are longer than the model, or the plans asked for, allow; and how many these are."""
+    allowed = config.context_length or 0
+    for value in pinned.get("max_model_len", ()):
+        if allowed and value > allowed:
+            raise InputError(f"{value:,} tokens", "--max-model-len", f"{config.name} allows 1 to {allowed:,}")
+    longest = max(pinned.get("max_model_len", ()), default=0) or allowed
+    tokens = requests.input_tokens + requests.output_tokens
+    long = tokens > longest if longest else np.zeros(len(requests), dtype=bool)
+    if not long.any():
+        return requests, {}
+    if long.all():
+        what = f"every request is longer than {longest:,} tokens, which is all that {config.name} is served with"
+        raise InputError(what, "requests", "take another model, or shorter requests")
+    reason = f"longer than {longest:,} tokens (the longest {tokens.max():,})"
+    kept = _of(requests, np.flatnonzero(~long), about=requests.about, skipped=requests.skipped)
+    return kept, {reason: int(long.sum())}
+
+
+def _of(requests: Requests, rows: Ints, **notes: Any) -> Requests:
     """Some of the requests."""
     r = requests
     return Requests.of(
-        r.arrival_s[rows], r.input_tokens[rows], r.output_tokens[rows], r.prefix[rows], r.prefix_tokens[rows]
+        r.arrival_s[rows], r.input_tokens[rows], r.output_tokens[rows], r.prefix[rows], r.prefix_tokens[rows], **notes
     )
 
 
 def _range(values: Floats) -> str:
     low, high = f"{values.min():,.0f}", f"{values.max():,.0f}"
     return low if low == high else f"{low}–{high}"
+
+
+def _long(option: Option, least: int) -> tuple[int, int]:
+    """Requests of a simulation of one unit, and how many come before them: a batch takes some lifetimes of a request to
+    grow to what it stays at.
+    """
+    running = option.batch * option.plan.pp * option.plan.dp * max(1, option.plan.decode_replicas)
+    return int(np.clip(_LIVES * running, least, _LONGEST)), int(np.clip(_WARM * running, 0, _LONGEST))
 
 
 def times(plan: ServingPlan, count: int) -> ServingPlan:

@@ -129,8 +129,8 @@ def shape(plan: ServingPlan) -> tuple[Any, ...]:
     return tuple(getattr(plan, name) for name in names)
 
 
-def label(plan: ServingPlan) -> str:
-    """A plan in one line: degrees, prefill and decode apart, formats, token budget and batch."""
+def label(plan: ServingPlan, sizes: bool = True) -> str:
+    """A plan in one line: degrees, prefill and decode apart, formats, and with `sizes` token budget and batch."""
     said = [f"tp{plan.tp}"]
     said += [f"{name}{getattr(plan, name)}" for name in ("pp", "dp", "ep") if getattr(plan, name) > 1]
     if plan.prefill_replicas:
@@ -139,4 +139,6 @@ def label(plan: ServingPlan) -> str:
         said.append(plan.weight_dtype)
     if plan.kv_dtype != "bf16":
         said.append(f"kv-{plan.kv_dtype}")
-    return " ".join([*said, f"tokens{plan.max_num_batched_tokens}", f"seqs{plan.max_num_seqs}"])
+    if sizes:
+        said += [f"tokens{plan.max_num_batched_tokens}", f"seqs{plan.max_num_seqs}"]
+    return " ".join(said)

@@ -19,6 +19,8 @@ __all__ = ["Trial", "Tried", "largest_factor", "paced", "sampled", "simulated"]
 Floats = npt.NDArray[np.float64]
 
 _FAST = 1e15  # bytes/s: as good as no link at all
+_STRETCH = 200  # requests of a stretch of a trace at least
+_STRETCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,9 @@ class Tried:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-#: Runs requests through a simulator; the last is bytes/s of a device to another replica, for KV that moves.
-Trial = Callable[[Iterations, ServingPlan, Requests, Slo, float], Tried]
+#: Runs requests through a simulator; the last are bytes/s of a device to another replica, for KV that moves, and how
+#: many of the first requests only fill the server and are not counted.
+Trial = Callable[[Iterations, ServingPlan, Requests, Slo, float, int], Tried]
 
 
 def paced(requests: Requests, rate: float) -> Requests:
@@ -53,53 +56,78 @@ def paced(requests: Requests, rate: float) -> Requests:
     )  # fmt: skip
 
 
-def sampled(requests: Requests, most: int) -> Requests:
-    """At most so many of the requests, evenly over the trace: what one of many equal replicas is sent."""
-    if len(requests) <= most:
-        return requests
-    rows = np.linspace(0, len(requests) - 1, most).round().astype(np.int64)
+def sampled(requests: Requests, count: int, every: float = 1.0, warm: int = 0) -> Requests:
+    """So many requests as one of some equal replicas is sent them, after `warm` that come before.
+
+    Such a replica gets one request of `every` in turn: leaving out more would make arrivals more even than they are. Of
+    many requests, stretches that lie evenly over them are taken, a mean gap apart; of few, all, over and over. Those
+    before are the last again, so that the server is as full as it would be.
+    """
+    rows = np.arange(0.0, len(requests), max(every, 1.0)).astype(np.int64)
+    if len(rows) > count:
+        parts = int(np.clip(count // _STRETCH, 1, _STRETCHES))
+        size = count // parts
+        first = np.linspace(0, len(rows) - size, parts).round().astype(np.int64)
+        rows = rows[(first[:, None] + np.arange(size)).ravel()]
+    else:
+        rows = np.resize(rows, count)
+    if warm:
+        rows = np.concatenate([np.resize(rows[::-1], warm)[::-1], rows])
+    gaps = np.diff(requests.arrival_s[rows])
+    steps = np.diff(rows)
+    # Rows that follow each other here and there have their own gap between them.
+    near = (steps >= 0) & (steps <= np.ceil(max(every, 1.0)))
+    gaps[~near] = gaps[near].mean() if near.any() else 1.0
     return Requests.of(
-        requests.arrival_s[rows], requests.input_tokens[rows], requests.output_tokens[rows], requests.prefix[rows],
-        requests.prefix_tokens[rows], about=requests.about,
+        np.concatenate([[0.0], np.cumsum(gaps)]), requests.input_tokens[rows], requests.output_tokens[rows],
+        requests.prefix[rows], requests.prefix_tokens[rows], about=requests.about,
     )  # fmt: skip
 
 
-def largest_factor(good: Callable[[float], bool], low: float = 0.1, high: float = 1.3, steps: int = 5) -> float:
-    """The largest factor on a rate for which `good` holds, by bisection of [`low`, `high`]; 0 where it fails at `low`.
+def largest_factor(good: Callable[[float], bool], low: float = 0.1, high: float = 2.0, within: float = 1.025) -> float:
+    """The largest factor on a rate from `low` to `high` for which `good` holds, to a ratio of `within`, searched from 1
+    outwards; 0 where it fails at `low`.
 
-    >>> 0.6 < largest_factor(lambda factor: factor < 0.65, steps=6) < 0.65
+    >>> 0.63 < largest_factor(lambda factor: factor < 0.65) < 0.65
     True
     """
-    if good(high):
-        return high
-    held, least = 0.0, low
-    for _ in range(steps):
-        middle = float(np.sqrt(least * high))
-        if good(middle):
-            held = least = middle
-        else:
-            high = middle
-    return held or (low if good(low) else 0.0)
+    step = 1.15
+    held, fails = (1.0, 0.0) if good(1.0) else (0.0, 1.0)
+    while not fails:
+        if held >= high:
+            return held
+        tried = min(high, held * step)
+        held, fails, step = (tried, fails, step * step) if good(tried) else (held, tried, step)
+    while not held:
+        if fails <= low:
+            return 0.0
+        tried = max(low, fails / step)
+        held, fails, step = (tried, fails, step) if good(tried) else (held, tried, step * step)
+    while fails / held > within:
+        middle = float(np.sqrt(held * fails))
+        held, fails = (middle, fails) if good(middle) else (held, middle)
+    return held
 
 
 def simulated(
-    iterations: Iterations, plan: ServingPlan, requests: Requests, slo: Slo, link_bytes_per_s: float
+    iterations: Iterations, plan: ServingPlan, requests: Requests, slo: Slo, link_bytes_per_s: float, warm: int = 0
 ) -> Tried:
     """A trial by the event-driven engine simulator."""
     from foretell.simulate.serving.simulator import Link, serve
 
     link = Link(min(link_bytes_per_s, _FAST)) if plan.prefill_replicas else None
     served = serve(iterations, plan, requests, kv_link=link)
-    done, times = served.served, latencies(served)
+    done = served.served[warm:]
+    times = {name: all_[warm:] for name, all_ in latencies(served).items()}
     if not done.any():
         never = float("inf")
-        return Tried(0.0, len(requests), never, never, never, never, 0.0)
+        return Tried(0.0, len(done), never, never, never, never, 0.0)
     good = done.copy()
     for name, limit in slo.limits.items():
         good &= ~(times[name] > limit)  # a request of one token has no TPOT, and keeps any limit of it
     (ttft_50, ttft_99), (tpot_50, tpot_99) = (percentile(times[name], (50, 99)) for name in ("ttft", "tpot"))
-    busy = float(np.max(served.finished_s[done]) - served.arrival_s[0])
+    busy = float(np.max(served.finished_s[warm:][done]) - served.arrival_s[warm])
     return Tried(
-        float(good.mean()), len(requests), float(ttft_50), float(ttft_99), float(tpot_50), float(tpot_99),
-        float(served.output_tokens[done].sum()) / max(busy, 1e-12),
+        float(good.mean()), len(done), float(ttft_50), float(ttft_99), float(tpot_50), float(tpot_99),
+        float(served.output_tokens[warm:][done].sum()) / max(busy, 1e-12),
     )  # fmt: skip
