@@ -91,10 +91,26 @@ def test_rows_that_are_left_out_are_counted(run: Run, tmp_path: Path) -> None:
     skipped = {"an output of 0 tokens, first at row 4": 1, "a negative time, first at row 6": 1}
     assert found["load"]["skipped"] == skipped
     assert found["refused"] == {"longer than max_model_len": 1}
+    assert found["first_refused"] == [
+        {"reason": "longer than max_model_len", "request": 3, "row": 7, "input_tokens": 200_000, "output_tokens": 5,
+         "limit_tokens": 131_072}
+    ]  # fmt: skip
     assert found["finished"] == 3
-    shown = run(*BASE, "--trace", path).stdout
-    assert "1 row of the trace with a negative time, first at row 6" in " ".join(shown.split())
-    assert "1 request refused: longer than max_model_len" in " ".join(shown.split())
+    shown = " ".join(run(*BASE, "--trace", path).stdout.split())
+    assert "1 row of the trace with a negative time, first at row 6" in shown
+    refusal = "longer than max_model_len, of which 131,072 are allowed, first row 7 of 200,000 + 5 tokens"
+    assert f"1 request refused: {refusal}" in shown
+    assert "50,175 input tokens on average (p50 300, p99 " in shown
+
+
+def test_the_first_refused_is_of_the_time_that_is_told_of(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{i},{i + 1},300\n" for i in range(20))
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    found = document(run, "--trace", path, "--max-model-len", "307", "--warm-up", "10s")
+    assert found["refused"] == {"longer than max_model_len": 10}
+    assert [(one["request"], one["row"]) for one in found["first_refused"]] == [(10, 12)]
+    assert document(run, "--offline", *SMALL, "--num-requests", "2")["first_refused"] == []
 
 
 def test_a_trace_sped_up_cut_and_with_other_lengths(run: Run, tmp_path: Path) -> None:
@@ -211,6 +227,34 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(run: Run) -> None:
     assert 58 < float(said.split("it lacks ")[1].split(" GiB")[0]) < 66
 
 
+def test_weights_are_taken_as_they_are_published(run: Run) -> None:
+    given = ("--offline", "--num-requests", "2", "--json")
+    for workload, on, form in (
+        ("llm:gpt-oss-120b", "h100-sxm", "mxfp4"), ("llm:gpt-oss-20b", "a100-sxm4-80gb", "mxfp4"),
+        ("llm:llama-3.1-8b", "h100-sxm", "bf16"),
+    ):  # fmt: skip
+        result = run("simulate", "serve", workload, "--on", on, *given)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["plan"]["weight_dtype"] == form
+    # An A100 computes nothing in fp8: 671 GB are two bytes each, of which a sixteenth is 78 GiB and what is copied.
+    result = run("simulate", "serve", "llm:deepseek-v3", "--on", "a100-sxm4-80gb", "--tp", "16", *given)
+    said = " ".join(result.stderr.split())
+    assert 78 < float(said.split(" GiB of weights")[0].split()[-1]) < 82
+    assert "--weight-dtype fp8 leaves room for" in said
+    wide = run("simulate", "serve", "llm:gpt-oss-120b", "--on", "h100-sxm", "--weight-dtype", "bf16", "--offline")
+    assert wide.exit_code == 3
+    said = " ".join(wide.stderr.split())
+    assert "--weight-dtype mxfp4 leaves room for" in said
+    assert "--tp 4 leaves room for" in said
+    both = run("simulate", "serve", "llm:llama-3.1-405b", "--on", "l4", "--offline")
+    assert "--weight-dtype int4 --tp 16 leaves room for" in " ".join(both.stderr.split())
+
+
+def test_the_card_says_what_the_times_leave_out(run: Run) -> None:
+    shown = " ".join(run(*BASE, "--offline", *SMALL).stdout.split())
+    assert "times are the engine's: a server adds what its tokeniser, HTTP and streaming take" in shown
+
+
 def test_too_few_devices(run: Run) -> None:
     result = run("simulate", "serve", "llm:llama-3.1-8b", "--on", "dgx-h100", "--replicas", "9", "--offline", *SMALL)
     assert result.exit_code == 3
@@ -220,7 +264,8 @@ def test_too_few_devices(run: Run) -> None:
 def test_nothing_that_can_be_served(run: Run) -> None:
     result = run(*BASE, "--offline", "--num-requests", "3", "--isl", "300000")
     assert result.exit_code == 3
-    assert "no request can be served: 3 longer than max_model_len" in " ".join(result.stderr.split())
+    said = "no request can be served: 3 longer than max_model_len, of which 131,072 are allowed, first request 0 of"
+    assert f"{said} 300,000 + 256 tokens" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -229,6 +274,17 @@ def test_nothing_that_can_be_served(run: Run) -> None:
         ((), "give --trace, --rate, --concurrency or --offline"),
         (("--rate", "1", "--offline"), "are different kinds of load"),
         (("--rate", "0"), "give a rate above 0"),
+        (("--rate", "1e9"), "give a rate above 0 and below 1e9"),
+        (("--rate", "1e-12", *SMALL), "give times up to 1e+10 s, or a higher rate"),
+        (("--rate", "1", "--seed", "-1"), "--seed: -1 is below 0; give 0 or more"),
+        (("--rate", "1", "--replicas", "99999999"), "99,999,999 devices; give at most 16,384 in all"),
+        (("--rate", "1", "--tp", "256", "--replicas", "65"), "16,640 devices; give at most 16,384 in all"),
+        (("--rate", "1", "--max-num-seqs", "99999999"), "want 1 to 1,048,576"),
+        (("--rate", "1", "--max-batched-tokens", "1"), "give --max-num-seqs 1 or fewer as well, or more tokens"),
+        (("--rate", "1", "--weight-dtype", "int4", "--kv-dtype", "int4"), "'int4'; did you mean 'int8'?"),
+        (("--rate", "1", "--kv-dtype", "int8"), "KV cache format of vllm 'int8'; known: bf16, fp16, fp8"),
+        (("--rate", "1", "--kv-dtype", "nope", "--engine", "trtllm"), "known: bf16, fp16, fp8, nvfp4, int8"),
+        (("--rate", "1", "--disaggregate", "1:1", "--kv-link", "0GB/s"), "--kv-link 0GB/s: nothing moves over it"),
         (("--rate", "nan"), "give a rate above 0"),
         (("--concurrency", "0"), "give 1 or more"),
         (("--offline", "--arrivals", "gamma:2"), "give --rate as well"),

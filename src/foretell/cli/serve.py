@@ -27,6 +27,9 @@ _LOAD, _ENGINE, _WHERE, _WHAT = "What is asked for", "The engine", "Where it run
 #: Requests that are drawn unless it is said how many.
 _REQUESTS = 1000
 _LENGTHS = ("1024", "256")
+_OUTSIDE = "times are the engine's: a server adds what its tokeniser, HTTP and streaming take"
+#: Devices of a service: more than any is told of, and some 100 MB of simulator.
+_MOST_DEVICES = 16_384
 
 
 def _option(panel: str, name: str, metavar: str, what: str, default: bool = False) -> Any:
@@ -116,8 +119,9 @@ def serve(
     ] = False,
     cuda_graph: Annotated[bool, _flag(_ENGINE, "--cuda-graph/--no-cuda-graph", "Launch whole decode steps.")] = True,
     weight_dtype: Annotated[
-        str, _option(_ENGINE, "--weight-dtype", "NAME", "bf16, fp8, int8, int4, mxfp4, nvfp4.", True)
-    ] = "bf16",
+        str | None,
+        _option(_ENGINE, "--weight-dtype", "NAME", "bf16, fp8, nvfp4, mxfp4, int8, int4 (as published, or bf16)."),
+    ] = None,
     kv_dtype: Annotated[str, _option(_ENGINE, "--kv-dtype", "NAME", "Format of the KV cache.", True)] = "bf16",
     preemption: Annotated[str, _option(_ENGINE, "--preemption", "NAME", "recompute or swap.", True)] = "recompute",
     host_memory: Annotated[
@@ -160,6 +164,7 @@ def serve(
     from foretell.cli import files
     from foretell.cli.terminal import progress, show, show_text
     from foretell.errors import InputError
+    from foretell.plan.serving.space import runs
     from foretell.report.documents import json_text
     from foretell.report.served_requests import FORMATS, write_requests
     from foretell.report.serving import service_card
@@ -181,6 +186,8 @@ def serve(
                 raise InputError("would overwrite the trace", f"{option} {path}", "give another file")
     objective = None if slo is None else parse_slo(slo)
     wanted_percentiles = _percentiles(percentiles)
+    if seed < 0:
+        raise InputError(f"{seed} is below 0", "--seed", "give 0 or more")
     times = {name: 0.0 if asked[name] is None else parse_time(asked[name], "--" + name.replace("_", "-"))
              for name in ("warm_up", "cool_down", "start")}  # fmt: skip
     usd_per_h = None if price is None else parse_money_per_hour(price, "--price")
@@ -189,6 +196,9 @@ def serve(
         raise InputError(what, "--gpu-memory-utilization", "give 0.01 to 1")
     split = (0, 0) if disaggregate is None else _split(disaggregate)
     config, device, machine = _where(workload, on)
+    if weight_dtype is None:
+        native = config.published_weights
+        weight_dtype = native if native and runs(device, native) else "bf16"
     values: dict[str, Any] = {
         "engine": engine, "version": engine_version, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
         "replicas": replicas if disaggregate is None else sum(split), "router": router,
@@ -203,9 +213,7 @@ def serve(
         raise InputError("both say how many replicas there are", "--replicas, --disaggregate", "give one of them")
     if kv_link is not None and disaggregate is None:
         raise InputError("caches move between replicas only where they are disaggregated", "--kv-link", "leave it out")
-    from foretell.simulate.serving import ServingPlan
-
-    plan = ServingPlan(**values)
+    plan = _plan(values)
     policy = _policy(plan, scheduler, nanoflow, kv_load)
     links = _links(plan, device, machine, kv_link)
     tiers = _tiers(plan, device, kv_tier or [])
@@ -239,6 +247,29 @@ def serve(
         show(service_card(found))
         if written:
             show_text("\n" + "\n".join(f"wrote {path}" for path in written))
+
+
+def _plan(values: dict[str, Any]) -> ServingPlan:
+    """What is asked for as a plan, with messages about options."""
+    from foretell.errors import InputError, unknown
+    from foretell.simulate.serving import ServingPlan
+    from foretell.simulate.serving.plan import CHOICES
+    from foretell.workload.kv.family import member
+
+    degrees = [values[name] for name in ("tp", "pp", "dp", "replicas")]
+    if min(degrees) > 0 and math.prod(degrees) > _MOST_DEVICES:
+        repair = f"give at most {_MOST_DEVICES:,} in all"
+        raise InputError(f"{math.prod(degrees):,} devices", "--replicas, --tp, --pp, --dp", repair)
+    plan = ServingPlan(**values)
+    caches = member("vllm" if plan.engine == "static" else plan.engine).formats
+    if plan.kv_dtype not in caches:
+        known = [name for name in CHOICES["kv_dtype"] if name in caches]
+        raise unknown(f"KV cache format of {plan.engine}", plan.kv_dtype, known)
+    if plan.max_num_seqs > plan.max_num_batched_tokens:
+        what = f"{plan.max_num_seqs:,} sequences take a token each of iterations of {plan.max_num_batched_tokens:,}"
+        repair = f"give --max-num-seqs {plan.max_num_batched_tokens} or fewer as well, or more tokens"
+        raise InputError(what, "--max-num-seqs, --max-batched-tokens", repair)
+    return plan
 
 
 def _percentiles(text: str) -> list[float]:
@@ -356,7 +387,10 @@ def _links(
             raise InputError("sequences are swapped to no memory", "--preemption swap", "give --host-memory")
     if plan.prefill_replicas:
         if text is not None:
-            links["kv_link"] = Link(parse_bandwidth(text, "--kv-link"))
+            given = parse_bandwidth(text, "--kv-link")
+            if given <= 0:
+                raise InputError("nothing moves over it", f"--kv-link {text[:40]}", "give a rate above 0: 50GB/s")
+            links["kv_link"] = Link(given)
         elif not isinstance(machine, Device) and machine.network is not None:
             # Replicas of several machines: what the network gives each device of one.
             ports, node = machine.network, machine.nodes[0]
@@ -383,8 +417,8 @@ def _load(asked: dict[str, Any]) -> str:
         raise InputError("are different kinds of load", ", ".join(f"--{name}" for name in given), "give one of them")
     if asked["concurrency"] is not None and asked["concurrency"] < 1:
         raise InputError(f"{asked['concurrency']} requests at a time", "--concurrency", "give 1 or more")
-    if asked["rate"] is not None and not 0 < asked["rate"] < math.inf:
-        raise InputError(f"{asked['rate']:g} requests a second", "--rate", "give a rate above 0")
+    if asked["rate"] is not None and not 0 < asked["rate"] < 1e9:
+        raise InputError(f"{asked['rate']:g} requests a second", "--rate", "give a rate above 0 and below 1e9")
     if not given and asked["trace"] is None:
         raise InputError("no load", "simulate serve", "give --trace, --rate, --concurrency or --offline")
     if asked["arrivals"] != "poisson" and asked["rate"] is None:
@@ -466,6 +500,7 @@ def _simulated(
     from foretell.simulate.serving.metrics import measure
     from foretell.simulate.serving.nanoflow import NanoFlow, steady
     from foretell.simulate.serving.offload import engine_tier
+    from foretell.simulate.serving.refusals import refusals
     from foretell.simulate.serving.room import what_fits
     from foretell.simulate.serving.simulator import serve as served_by
 
@@ -492,7 +527,7 @@ def _simulated(
         kv_link=links["kv_link"], host_link=links["host_link"], tier=tier, blocking_loads=policy.blocking_loads,
     )  # fmt: skip
     if not result.served.any():
-        reasons = "; ".join(f"{count:,} {why}" for why, count in result.refusals.items())
+        reasons = "; ".join(f"{one.count:,} {one.text}" for one in refusals(result, requests, plan))
         raise InfeasibleError(f"no request can be served: {reasons}", "give shorter requests, or what holds them")
     power = power_of(device)
     price = device.price_usd_per_h if usd_per_h is None else usd_per_h
@@ -505,5 +540,5 @@ def _simulated(
         kv_bytes=capacity * iterations.kv_bytes_per_token, weights_bytes=iterations.weights_bytes,
         price_usd_per_h=price, seed=seed, scheduler=policy.scheduler or plan.engine,
         nanoflow=None if flow is None else flow.found, tiers=tiers, blocking_loads=policy.blocking_loads,
-        loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
+        loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens), notes=(_OUTSIDE,),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from foretell.simulate.serving.metrics import Metrics, Slo
 from foretell.simulate.serving.nanoflow import Found
 from foretell.simulate.serving.offload import NamedTier
 from foretell.simulate.serving.plan import ServingPlan
+from foretell.simulate.serving.refusals import Refusal, refusals
 from foretell.simulate.serving.requests import Requests
 from foretell.units import format_bytes, format_energy, format_money, format_power, format_time
 from foretell.workload.llm.config import LLMConfig
@@ -62,6 +63,13 @@ class Service:
     blocking_loads: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def refused(self) -> list[Refusal]:
+        """The requests of the time that the figures are about that were refused, by reason."""
+        since, until = self.metrics.since_s, self.metrics.until_s
+        arrival = self.served.arrival_s
+        return refusals(self.served, self.requests, self.plan, (arrival >= since) & (arrival <= until))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, schema ``foretell.serving/1``."""
         one, served = self.metrics, self.served
@@ -94,6 +102,11 @@ class Service:
             "requests": one.requests,
             "finished": one.finished,
             "refused": dict(one.refused),
+            "first_refused": [
+                {"reason": who.reason, "request": who.request, "row": who.row, "input_tokens": who.input_tokens,
+                 "output_tokens": who.output_tokens, "limit_tokens": who.limit_tokens}
+                for who in self.refused
+            ],
             "latency_s": {name: dict(values) for name, values in one.latency_s.items()},
             "throughput": {
                 "requests_per_s": one.requests_per_s,
@@ -279,7 +292,7 @@ def load_lines(found: Service) -> list[list[str]]:
     def said(name: str, side: Mapping[str, float]) -> str:
         if side["max"] == side["mean"]:
             return f"{side['max']:,} {name} tokens each"
-        return f"{side['p50']:,.0f} {name} tokens (p99 {side['p99']:,.0f})"
+        return f"{side['mean']:,.0f} {name} tokens on average (p50 {side['p50']:,.0f}, p99 {side['p99']:,.0f})"
 
     return [
         [found.load, count(len(requests), "request"), f"{format_time(one.duration_s)}"],
@@ -331,9 +344,9 @@ def cost_lines(found: Service) -> list[str]:
 
 def left_out(found: Service) -> list[str]:
     """Rows of the trace that are no requests, and requests that were refused, by reason."""
-    skipped, refused = found.requests.skipped, found.metrics.refused
+    skipped = found.requests.skipped
     lines = [f"{count(n, 'row')} of the trace with {reason}" for reason, n in skipped.items()]
-    lines += [f"{count(n, 'request')} refused: {reason}" for reason, n in refused.items()]
+    lines += [f"{count(one.count, 'request')} refused: {one.text}" for one in found.refused]
     return lines or ["no row of the trace and no request" if "trace" in found.requests.about else "no request"]
 
 

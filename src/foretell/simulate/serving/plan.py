@@ -15,8 +15,9 @@ __all__ = ["CHOICES", "ServingPlan"]
 #: ``static``: whole batches, padded, one after the other (no continuous batching).
 ENGINES = ("vllm", "sglang", "trtllm", "static")
 PREEMPTION = ("recompute", "swap")
-#: Formats of weights and of the KV cache.
+#: Formats of weights, and of the KV cache; an engine may have fewer.
 FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
+KV_FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "int8")
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "two-choices")
 
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -24,10 +25,17 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "engine": ENGINES,
         "preemption": PREEMPTION,
         "weight_dtype": FORMATS,
-        "kv_dtype": FORMATS,
+        "kv_dtype": KV_FORMATS,
         "router": ROUTERS,
     }
 )
+
+#: The most of each number: more devices than a machine has, more tokens than fit in any memory, hundredths.
+_MOST = MappingProxyType(
+    {"tp": 2**14, "pp": 2**14, "dp": 2**14, "ep": 2**14, "replicas": 2**20, "prefill_replicas": 2**20,
+     "decode_replicas": 2**20, "max_num_batched_tokens": 2**30, "max_num_seqs": 2**20, "max_model_len": 2**30,
+     "block_size": 2**16, "gpu_memory_percent": 100, "host_kv_bytes": 2**50}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +90,9 @@ class ServingPlan:
             elif not isinstance(value, int) or isinstance(value, bool):
                 raise InputError(f"{field.name} is {value!r}, want a whole number", "serving plan")
             else:
-                least = 0 if field.default == 0 else 1
-                most = 100 if field.name == "gpu_memory_percent" else 2**50
+                least, most = 0 if field.default == 0 else 1, _MOST[field.name]
                 if not least <= value <= most:
-                    raise InputError(f"{field.name} is {value}, want {least} to {most}", "serving plan")
+                    raise InputError(f"{field.name} is {value}, want {least} to {most:,}", "serving plan")
 
     @property
     def devices_per_replica(self) -> int:

@@ -58,7 +58,7 @@ def arrivals(spec: str, rate: float, count: int, rng: np.random.Generator) -> Fl
     if name not in _members:
         raise unknown("arrival process", name, _members)
     if not 0 < rate < 1e9:
-        raise InputError(f"{rate:g} requests a second", "--rate", "give a rate above 0")
+        raise InputError(f"{rate:g} requests a second", "--rate", "give a rate above 0 and below 1e9")
     member = _members[name]
     if len(values) != member.usage.count(":"):
         raise InputError(f"{spec[:40]!r} is no process", "--arrivals", f"write {member.usage}")
