@@ -9,9 +9,9 @@ profile and once from the data sheet) and ``budgets`` (memory for the KV cache).
 95th percentile and largest of the absolute ones, and the median signed one.
 
 Loads are predicted in closed form (`foretell.accuracy.serving.steady`); with ``--simulate`` those of a closed loop by
-the simulator, three times as many requests as are under way. ``--rows`` lists every row, worst first. ``--constants``
-takes other constants of serving than those that ship, and ``--leave-gpu`` judges them, fitted without that GPU, on its
-rows. Ends with 1 where a bar is missed.
+the simulator, ten times as many requests as are under way, as InferenceMAX does. ``--rows`` lists every row, worst
+first. ``--constants`` takes other constants of serving than those that ship, and ``--leave-gpu`` judges them, fitted
+without that GPU, on its rows. Ends with 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from foretell.simulate.serving.iteration import Constants, Iterations, constants
 from foretell.simulate.serving.simulator import Costs, Tabled, serve
 
 #: Requests of a simulated closed loop, as a multiple of those under way.
-ROUNDS = 3
+ROUNDS = 10
 
 
 def line(name: str, error: np.ndarray) -> str:

@@ -97,7 +97,8 @@ def fit(calls: list[Calls], name: str, kind: str, number_format: str, start: dic
     def errors(z: Floats) -> Floats:
         using = constants().replace({**start, **dict(zip(names, np.exp(z), strict=True))})
         costs = Costs(device(name), None, using, config, "trtllm")  # whose constant for fp8 is set to one
-        return np.log(np.concatenate([one.predicted(costs, number_format) for one in calls])) - measured
+        predicted = np.concatenate([one.predicted(costs, number_format) for one in calls])
+        return np.asarray(np.log(predicted) - measured)
 
     found = least_squares(errors, np.log([0.8] * len(names)), bounds=(np.log(0.1), np.log(1.18)), loss="soft_l1",
                           f_scale=0.1, diff_step=0.02)  # fmt: skip

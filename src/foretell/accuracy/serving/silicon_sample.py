@@ -13,6 +13,7 @@ What the table leaves open, and how it is taken:
 * a blank precision is bf16; fp4 is the format of the weights as published, else nvfp4; int4 of the weights only;
 * without `attention_dp_size`, ranks that share experts (``moe_tp × moe_ep``) beyond `tp_size` are data-parallel;
 * the KV cache is fp8 where TensorRT-LLM serves fp8 or fp4 weights, as its checkpoints say, else bf16;
+* a version that is a build's name (``gpt-oss-dev``) is the engine's default;
 * as many sequences may run as there are requests, and 8,192 tokens in one iteration;
 * InferenceMAX draws lengths evenly from 80 to 100 % of the stated ones (``--random-range-ratio 0.8``, its README), and
   its tables are named by a date or a model. Those of other tables are taken to be fixed;
@@ -121,7 +122,7 @@ def _row(line: Line, shape: Model) -> Row:
         weights = shape.weights
     plan = ServingPlan(
         engine=engine,
-        version=line.text("backend_version"),
+        version=_numbered(line.text("backend_version")),
         tp=tp,
         pp=line.count("pp_size"),
         dp=dp,
@@ -147,6 +148,11 @@ def _row(line: Line, shape: Model) -> Row:
         split="fit",
         approximate=shape.approximate,
     )
+
+
+def _numbered(version: str) -> str:
+    """A version; names of builds (``gpt-oss-dev``) say none."""
+    return version if re.match(r"v?\d", version) else ""
 
 
 def _with_caches(found: list[Row | LeftOut], tables: Mapping[str, str]) -> list[Row | LeftOut]:
