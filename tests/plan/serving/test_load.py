@@ -45,6 +45,8 @@ def test_equal_requests_are_a_group_of_one_size() -> None:
 def test_requests_all_at_once_have_no_rate() -> None:
     with pytest.raises(InputError, match="all requests arrive at once"):
         mixture(Requests.of([0.0, 0.0], 10, 10))
+    with pytest.raises(InputError, match="one request has no rate"):
+        mixture(Requests.of([0.0], 10, 10))
 
 
 def test_buckets_mixed_again_are_the_mixture(poisson: Callable[..., Requests]) -> None:

@@ -136,6 +136,8 @@ def test_one_instance_fewer_where_the_simulator_says_so(poisson: Callable[..., R
     for rate, count in ((0.99 * true, 1), (1.02 * true, 2), (1.98 * true, 2)):
         found = ask(requests, make, rate=rate, trial=trial, pinned=pins, prices=prices)
         assert [(u.option.gpu, u.count) for u in found.units] == [("h100-sxm", count)]
+        # How full it is goes by what trials found: a little more than all of it is all of it.
+        assert found.units[0].work == pytest.approx(min(count, rate / true / 0.95), rel=0.04)
         assert found.attained is not None
         assert found.attained >= 0.9
         single = found.best_single()

@@ -84,6 +84,8 @@ def duration_s(requests: Requests) -> float:
     """Seconds that requests arrive over: the mean gap counts once more after the last of them."""
     count = len(requests)
     span = float(requests.arrival_s[-1] - requests.arrival_s[0])
+    if count < 2:
+        raise InputError("one request has no rate", "requests", "give more of them, or --rate N")
     if span <= 0:
         raise InputError(
             "all requests arrive at once, so they have no rate", "requests", "give a trace over time, or --rate N"

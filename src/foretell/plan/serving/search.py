@@ -383,8 +383,12 @@ class _Search:
         if best is not None and (best[0].cost < mix.cost or not good):
             mix, checked = best
         rates = self.load.rate @ mix.shares
+        # Capacities of the mix may still be higher than any trial found; how full units are goes by the lower.
+        parts = self.load.rate[:, None] * mix.shares
+        tried = np.divide(parts, np.stack(columns, axis=1), out=np.zeros_like(parts), where=parts > 0).sum(axis=0)
+        work = np.minimum(np.maximum(mix.work, tried), mix.instances)
         units = [
-            Unit(option, int(mix.instances[j]), float(mix.work[j]), float(rates[j]), factors[j],
+            Unit(option, int(mix.instances[j]), float(work[j]), float(rates[j]), factors[j],
                  self.serves(mix.shares[:, j]), checked[j], self.advice(option))
             for j, option in enumerate(options) if mix.instances[j]
         ]  # fmt: skip
