@@ -1,3 +1,4 @@
+import errno
 import json
 import signal
 import subprocess
@@ -200,6 +201,12 @@ def test_options_of_foretell_may_follow_the_command() -> None:
 def test_an_error_without_a_message_is_named() -> None:
     assert one_line(AssertionError()).startswith("error: AssertionError: no message;")
     assert one_line(InputError("a\n b", "f.toml", "c")) == "error: f.toml: a b; c"
+
+
+def test_a_full_disk_is_no_defect_of_ours() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert one_line(full) == "error: output: cannot be written, the disk is full; make room, or write elsewhere"
+    assert one_line(OSError(errno.EIO, "x")).startswith("error: OSError: ")
 
 
 def test_json_output_is_not_mixed_with_errors(run: Run) -> None:

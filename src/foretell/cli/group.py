@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -56,6 +57,9 @@ def _said(error: BaseException) -> str:
         context = error.ctx
         where = context.command_path if context is not None else "foretell"
         return f"error: {message}; see {where} --help"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = error.filename or "output"
+        return f"error: {where}: cannot be written, the disk is full; make room, or write elsewhere"
     said = " ".join(str(error).split())
     kind = type(error).__name__
     return f"error: {kind}: {said or 'no message'}; run again with --debug for the traceback"
