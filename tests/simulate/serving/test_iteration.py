@@ -206,6 +206,10 @@ def test_without_graphs_the_host_is_waited_for() -> None:
     with_, without = (Iterations.of(config, ServingPlan(cuda_graph=g), device("h100-sxm")) for g in (True, False))
     assert without.time_s(one)[0] > 1.3 * with_.time_s(one)[0]
     assert without.parts(one)["host"][0] > 3.0 * with_.parts(one)["host"][0]
+    shares = dict(zip(BOUNDS, without.bound_shares(one)[:, 0].tolist(), strict=True))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["host"] == pytest.approx(without.parts(one)["host"][0] / without.time_s(one)[0], rel=0.05)
+    assert max(shares, key=lambda name: shares[name]) == without.bound(one)[0]
 
 
 def test_experts_are_read_as_tokens_reach_them() -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from foretell.errors import InputError, unknown
 from foretell.simulate.serving.batch import Batch
 from foretell.simulate.serving.engine.served import Runs, Served
+from foretell.simulate.serving.iteration import BOUNDS, Iterations
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.units import parse_time
 
@@ -349,8 +350,7 @@ def _costs(runs: Runs, dp: int, inside: Floats, costed: Costed | None) -> tuple[
     for begin in range(0, len(rows), _CHUNK):
         part = rows[begin : begin + _CHUNK]
         some = batch.take(part)
-        names, codes = np.unique(np.asarray(costed.bound(some)), return_inverse=True)
-        for name, seconds in zip(names.tolist(), np.bincount(codes, weights=inside[part]).tolist(), strict=True):
+        for name, seconds in _bound_s(costed, some, inside[part]).items():
             shares[name] = shares.get(name, 0.0) + seconds
         if energy is not None:
             try:
@@ -359,6 +359,15 @@ def _costs(runs: Runs, dp: int, inside: Floats, costed: Costed | None) -> tuple[
                 energy = None
     total = sum(shares.values())
     return energy, {name: shares[name] / total for name in sorted(shares, key=lambda one: -shares[one])}
+
+
+def _bound_s(costed: Costed, batch: Batch, seconds: Floats) -> dict[str, float]:
+    """Seconds of iterations by what limits them: parts of each where they are known, else each by its largest."""
+    if isinstance(costed, Iterations):
+        found = costed.bound_shares(batch) @ seconds
+        return {name: float(value) for name, value in zip(BOUNDS, found, strict=True) if value > 0.0}
+    names, codes = np.unique(np.asarray(costed.bound(batch)), return_inverse=True)
+    return dict(zip(names.tolist(), np.bincount(codes, weights=seconds).tolist(), strict=True))
 
 
 def _queue(served: Served, plan: ServingPlan, inside: Floats) -> dict[str, float]:

@@ -172,6 +172,10 @@ class Iterations:
 
     def bound(self, batch: Batch) -> list[str]:
         """What limits each iteration, of `BOUNDS`: where most of its time goes."""
+        return [BOUNDS[i] for i in np.argmax(self.bound_shares(batch), axis=0)]
+
+    def bound_shares(self, batch: Batch) -> Floats:
+        """(`BOUNDS`, iterations): shares of each iteration's time by what limits them; they sum to 1."""
         columns = self.columns(batch)
         parts = columns[: len(PARTS)]
         device_s = parts.sum(axis=0)
@@ -179,7 +183,7 @@ class Iterations:
             columns[COLUMNS.index("memory")], columns[COLUMNS.index("compute")], parts[PARTS.index("communication")],
             self._host(batch, device_s, columns[KERNELS]),
         ])  # fmt: skip
-        return [BOUNDS[i] for i in np.argmax(seconds, axis=0)]
+        return np.asarray(seconds / np.maximum(seconds.sum(axis=0), 1e-12))
 
     def power_w(self, batch: Batch) -> Floats:
         """Mean watts of one device in each iteration; raises InputError where its TDP is unknown."""
