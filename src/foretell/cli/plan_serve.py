@@ -15,8 +15,10 @@ from foretell.cli.plan import plan
 if TYPE_CHECKING:
     from foretell.hardware import Device
     from foretell.plan.serving.autoscale import Scaling
+    from foretell.plan.serving.options import Option
     from foretell.plan.serving.search import Answer
-    from foretell.simulate.serving import Requests
+    from foretell.simulate.serving import Requests, ServingPlan
+    from foretell.workload.llm import LLMConfig
 
 _LOAD = "The load"
 _SEARCH = "The search"
@@ -49,7 +51,7 @@ def serve(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="N", help="Requests a second (with --trace: its requests at this rate).",
+        typer.Option("--rate", metavar="N", help="Requests a second (with --trace: its requests, drawn at this rate).",
                      show_default=False, rich_help_panel=_LOAD),
     ] = None,
     arrivals: Annotated[
@@ -141,10 +143,12 @@ def serve(
     from foretell.errors import InputError, unknown
     from foretell.plan.serving.autoscale import POLICIES
     from foretell.plan.serving.emit import FORMATS
+    from foretell.plan.serving.melange import require_solver
     from foretell.plan.serving.search import search
     from foretell.plan.serving.trial import simulated
     from foretell.simulate.serving.metrics import Slo, parse_slo
 
+    require_solver()
     if emit is not None and emit not in FORMATS:
         raise unknown("format to emit", emit, FORMATS)
     if emit is not None and json:
@@ -193,7 +197,8 @@ def serve(
         return
     from foretell.report.serving_plan import serving_plan_view
 
-    show(serving_plan_view(found, over_time, [engine]))
+    redrawn = [] if trace is None or rate is None else [f"{arrivals} arrivals, not the trace's own"]
+    show(serving_plan_view(found, over_time, [engine, *redrawn]))
 
 
 def _given(context: typer.Context) -> list[str]:
@@ -338,13 +343,21 @@ def _scaled(found: Answer, delay: float, window: float, policy: str) -> list[tup
     ]  # fmt: skip
 
 
+def _within_cache(option: Option, config: LLMConfig) -> ServingPlan:
+    """The option's plan with requests no longer than its cache holds: engines refuse to start where they could be."""
+    held = option.kv_capacity_tokens
+    if option.plan.max_model_len or not 0 < held < (config.context_length or 0):
+        return option.plan
+    return option.plan.replace(max_model_len=held)
+
+
 def _commands(found: Answer, format: str, model: str) -> str:
     from foretell.hardware import cluster
     from foretell.plan.serving.emit import emit
     from foretell.plan.serving.search import times
 
     parts: Sequence[str] = [
-        emit(format, times(unit.option.plan, unit.count), model, unit.option.machine,
+        emit(format, times(_within_cache(unit.option, found.config), unit.count), model, unit.option.machine,
              cluster(unit.option.machine).node_count)
         for unit in found.units
     ]  # fmt: skip

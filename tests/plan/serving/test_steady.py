@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretell.hardware import device
 from foretell.plan.serving.load import Load
 from foretell.plan.serving.steady import LIMITS, curve, most
 from foretell.simulate.serving import Requests, ServingPlan
 from foretell.simulate.serving.engine.link import Link
+from foretell.simulate.serving.iteration import Iterations
 from foretell.simulate.serving.metrics import Slo
-from foretell.simulate.serving.simulator import serve
+from foretell.simulate.serving.simulator import Tabled, serve
+from foretell.workload import llm
 
 
 def test_constant_iterations(fake: Any) -> None:
@@ -155,3 +158,18 @@ def test_a_tighter_objective_never_serves_more(fake: Any) -> None:
         limits = np.linspace(0.011, 0.1, 12)
         rates = np.array([most(slow, plan, load, Slo(tpot_s=x, ttft_s=10 * x)).rate for x in limits])
         assert (np.diff(rates, axis=0) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "llama-3.1-8b"])
+def test_iterations_with_and_without_prompts_are_told_apart(name: str, batch: int) -> None:
+    """Few tokens reach few experts: the mean iteration's would reach most of them, twice as slow in a simulation."""
+    config, rng = llm.config(name), np.random.default_rng(0)
+    plan = ServingPlan(weight_dtype=config.published_weights or "bf16", max_num_batched_tokens=2048)
+    iterations = Iterations.of(config, plan, device("h100-sxm"))
+    count = 20 * batch
+    requests = Requests.of(np.zeros(count), rng.integers(600, 1400, count), rng.integers(150, 350, count))
+    served = serve(Tabled(iterations), plan, requests, concurrency=batch)
+    tpot = float((served.finished_s - served.first_token_s).sum() / (served.output_tokens - 1).sum())
+    found, _ = curve(iterations, plan, Load.of([1000.0], [250.0]), [batch])
+    assert found.tpot_s[0, 0] == pytest.approx(tpot, rel=0.08)

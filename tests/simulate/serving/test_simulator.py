@@ -110,6 +110,20 @@ def test_no_request_is_lost_or_served_twice(
     assert result.served.all()
 
 
+@pytest.mark.parametrize(("scheduler", "seed"), [("sglang", 0), ("sglang", 5), ("trtllm", 4096)])
+@pytest.mark.parametrize("split", [False, True])
+def test_batches_of_a_pipeline_do_not_starve_each_other(scheduler: str, seed: int, split: bool) -> None:
+    """They take from the same few blocks: one goes on while the other waits, and hears when blocks are free."""
+    requests = poisson(40, 30.0, seed, outputs=150)
+    plan = ServingPlan(
+        block_size=16, pp=2, max_num_seqs=16, max_num_batched_tokens=512, router="least-loaded", prefix_cache=True,
+        replicas=2, prefill_replicas=int(split), decode_replicas=int(split),
+    )  # fmt: skip
+    result = serve(Linear(1200), plan, requests, scheduler=scheduler, kv_link=Link(1e9), offline=True)
+    check(result, requests)
+    assert result.served.all()
+
+
 @pytest.mark.parametrize("router", ROUTERS.names())
 def test_the_same_seed_gives_the_same_bytes(router: str) -> None:
     plan = ServingPlan(replicas=3, prefix_cache=True)

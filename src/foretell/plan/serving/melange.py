@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from foretell.errors import ForetellError, InfeasibleError
 
-__all__ = ["Mix", "cheapest", "profile", "single"]
+__all__ = ["Mix", "cheapest", "profile", "require_solver", "single"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,6 +23,15 @@ Ints = npt.NDArray[np.int64]
 SLICES = 8
 _TIME_LIMIT_S = 20.0
 _EPSILON = 1e-6  # a load of 3.0000001 instances is 3; the solver keeps its rows no better
+
+
+def require_solver() -> None:
+    """Raise ForetellError where the solver is not installed: before a search, which would end in it."""
+    try:
+        import scipy.optimize  # noqa: F401
+    except ImportError as error:
+        repair = "pip install 'foretell[serve]', or '.[serve]' in a checkout"
+        raise ForetellError(f"the mix of GPU types needs scipy ({error})", repair) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +122,9 @@ def cheapest(
     `slo`, naming the bucket (`names`) and `options`, or where there are too few instances, naming what there is
     (`stock`).
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_array
-    except ImportError as error:
-        raise ForetellError(f"the mix of GPU types needs scipy ({error})", "pip install 'foretell[serve]'") from error
+    require_solver()
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
 
     rates, most, costs = _checked(rate, capacity, cost)
     nowhere = np.flatnonzero((most == 0).all(axis=1))

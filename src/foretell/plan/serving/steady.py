@@ -1,7 +1,10 @@
 """What one replica holds up in the long run, in closed form: batch, rate, TPOT and TTFT without simulating a request.
 
 A replica that always has `b` sequences decoding gives each one token an iteration, so a request leaves after
-`output_tokens` iterations and b / output_tokens new prompts come in with each: the mixed iteration that decides TPOT.
+`output_tokens` iterations and b / output_tokens new prompts come in with each. While that makes less than a chunk of a
+prompt an iteration, some iterations have one and the others only decode, and TPOT is their mean; where there is always
+more, it is the mixed iteration's time. (The time of the mean iteration would not do for mixtures of experts: the few
+tokens of a part of a prompt would have every expert read.)
 Each arrival waits for the iteration it falls into and for prompts before it (as M/D/1 has it), then its prompt
 goes in by chunks of what the token budget leaves. KV cache bounds `b`. The search tries everything by this; the
 simulator then has the last word on the best.
@@ -174,7 +177,11 @@ def curve(
         step = iterations.time_s(_decode(load, b)).reshape(shape) + prompt * b / load.output_tokens[:, None]
     else:
         one, chunks = _prompt(load, budget, b)
-        prompt = iterations.time_s(one).reshape(shape) * chunks
+        beside = iterations.time_s(one).reshape(shape)
+        prompt = beside * chunks
+        share = b / load.output_tokens[:, None] * chunks  # of iterations that have a chunk
+        only = iterations.time_s(_decode(load, b)).reshape(shape)
+        step = np.where(share < 1.0, only + share * (beside - only), step)
     rate = b / (load.output_tokens[:, None] * step)  # of one rank and one batch
     # Prompts queue for the token budget: the share of it that they fill, and what that makes an arrival wait.
     tokens = load.input_tokens[:, None] * b / load.output_tokens[:, None]

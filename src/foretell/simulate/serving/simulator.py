@@ -375,8 +375,9 @@ class _Simulation:
         rank.handed_over(seq)
         sender = self._lanes[index]
         self._routing.loads[sender.index] -= 1
-        if not sender.busy:
-            self._schedule(sender, now)
+        for lane in self.replicas[sender.index] if sender.shared else (sender,):
+            if not lane.busy and (lane is sender or lane.waits):  # its blocks are free now
+                self._schedule(lane, now)
         seq.ready, seq.computed = True, 0
         to = self.route(seq, self._decoding)
         self._decoding.sent += 1

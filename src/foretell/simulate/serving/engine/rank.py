@@ -142,8 +142,9 @@ class Rank:
 
     @property
     def shares(self) -> bool:
-        """Whether others may hold blocks when nothing runs here."""
-        return len(self.peers) > 1 or bool(self.aside)
+        """Whether others hold blocks, so that there may be none for the last sequence that runs here."""
+        others = (peer for peer in self.peers if peer is not self)
+        return bool(self.aside) or any(peer.running or peer.aside or peer.leaving for peer in others)
 
     def known(self, seq: Seq) -> int:
         """Tokens of a waiting sequence's prompt that need not be computed: cached here, in a tier, or loaded for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.simulate.serving.engine.rank import SCHEDULERS, Rank, remaining
+from foretell.simulate.serving.engine.sequence import Seq
 
 SOURCE = "SGLang 0.4-0.5, managers/scheduler.py, schedule_policy.py (PrefillAdder), schedule_batch.py (retract_decode)"
 
@@ -54,7 +55,9 @@ def _prompts(rank: Rank) -> None:
     budget, size = rank.plan.max_num_batched_tokens, rank.size
     if rank.partial is None and not rank.waiting:
         return
-    room = rank.blocks.free * size - expected(rank)
+    # Batches on their way through one pipeline take from the same blocks.
+    room = rank.blocks.free * size - sum(expected(peer) for peer in rank.peers)
+    room -= sum(_promised(peer, peer.partial) for peer in rank.peers if peer is not rank and peer.partial is not None)
     part = rank.partial
     if part is not None:
         chunk = min(budget, part.prompt - part.computed)
@@ -75,7 +78,7 @@ def _prompts(rank: Rank) -> None:
             rank.memory["long"] = 1.0
         # Blocks for the prompt are kept where its beginning was loaded.
         wanted = min(rank.left(seq), CLIP) + (0 if seq.loaded else seq.prompt - rank.known(seq))
-        if wanted > room and rank.running:
+        if wanted > room and any(peer.running for peer in rank.peers):
             rank.hold = 1 if rank.memory.get("long") else _steps_until(rank, wanted)
             return
         took = rank.admit(seq, budget, whole=not rank.plan.chunked_prefill, multiple=size)
@@ -84,6 +87,11 @@ def _prompts(rank: Rank) -> None:
         rank.deaf = False
         budget -= took
         room -= (wanted if rank.partial is None else took) + (seq.loaded if seq.loading else 0)
+
+
+def _promised(rank: Rank, part: Seq) -> int:
+    """Tokens that a prompt which is not through will still cache."""
+    return part.prompt - part.computed + min(rank.left(part), CLIP)
 
 
 def _steps_until(rank: Rank, wanted: int) -> int:
