@@ -322,6 +322,7 @@ def test_nothing_that_can_be_served(run: Run) -> None:
         (("--rate", "1", "--prefix-cache", *(("--kv-tier", "cpu=1GB") * 2)), "cpu is given twice"),
         (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=1GB", "--host-memory", "1GB"), "give one of them"),
         (("--rate", "1", "--kv-load", "now"), "known: async, blocking"),
+        (("--rate", "1", "--kv-load", "blocking"), "--kv-load: there is no tier to load caches from"),
         (("--rate", "1", "--nanoflow", "--engine", "static"), "give another --engine"),
         (("--rate", "1", "--nanoflow", "--disaggregate", "1:1"), "leave --disaggregate out"),
         (("--rate", "1", "--scheduler", "trtlm"), "did you mean 'trtllm'"),

@@ -213,6 +213,8 @@ def serve(
         raise InputError("both say how many replicas there are", "--replicas, --disaggregate", "give one of them")
     if kv_link is not None and disaggregate is None:
         raise InputError("caches move between replicas only where they are disaggregated", "--kv-link", "leave it out")
+    if kv_load == "blocking" and not kv_tier and host_memory is None:
+        raise InputError("there is no tier to load caches from", "--kv-load", "leave it out, or give --kv-tier")
     plan = _plan(values)
     policy = _policy(plan, scheduler, nanoflow, kv_load)
     links = _links(plan, device, machine, kv_link)
