@@ -128,9 +128,7 @@ def messages_s(config: LLMConfig, plan: ServingPlan, batch: Batch) -> Floats:
 
 def host_s(plan: ServingPlan, batch: Batch) -> Floats:
     """Seconds of the host in iterations that nothing hides, by the shipped constants of the plan's engine."""
-    constant, name = constants(), host_of(plan)
-    sequences = batch.decode_seqs + batch.prefill_seqs
-    return np.asarray(constant[f"host.{name}.step_s"] + constant[f"host.{name}.sequence_s"] * sequences)
+    return constants().exposed_s(host_of(plan), batch.decode_seqs + batch.prefill_seqs)
 
 
 def profiled(run: Run) -> Profiled:

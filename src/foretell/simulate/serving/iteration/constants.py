@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+import numpy as np
+import numpy.typing as npt
+
 from foretell.cost.calibration import Calibration, parse
 from foretell.simulate.serving.plan import ServingPlan
 
@@ -28,6 +31,10 @@ class Constants:
 
     def __contains__(self, name: str) -> bool:
         return name in self.calibration.constants
+
+    def exposed_s(self, host: str, sequences: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds of a host in iterations of so many sequences that nothing hides."""
+        return np.asarray(self[f"host.{host}.step_s"] + self[f"host.{host}.sequence_s"] * sequences)
 
     def __hash__(self) -> int:
         return id(self.calibration)

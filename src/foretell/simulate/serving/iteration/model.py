@@ -165,8 +165,7 @@ class Iterations:
         if launches_graphs(self.plan):
             graphed = (batch.prefill_tokens == 0.0) & (batch.decode_seqs <= _GRAPHED)
             launched = np.where(graphed, 0.0, launched)
-        sequences = batch.decode_seqs + batch.prefill_seqs
-        own = constant[f"host.{name}.step_s"] + constant[f"host.{name}.sequence_s"] * sequences
+        own = constant.exposed_s(name, batch.decode_seqs + batch.prefill_seqs)
         waits = np.maximum(launched - device_s, 0.0) + own
         return np.asarray(np.where(batch.tokens > 0.0, waits, 0.0))
 
