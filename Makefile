@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install browser test demo docs lint types layers format clean
+.PHONY: install browser test speed demo docs lint types layers format clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ layers: $(VENV)/.installed
 
 test: browser lint types layers
 	$(BIN)/python -m pytest
+
+# The limits on time that tests state, on an idle machine.
+speed: $(VENV)/.installed
+	$(BIN)/python -m pytest --speed tests
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix src tests benchmarks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,21 +88,17 @@ def log(count: int, seed: int = 1) -> str:
     return "\n".join(lines)
 
 
-def test_a_long_list_shows_the_least_occupied_of_each_place(run: Run, tmp_path: Path) -> None:
+def test_a_long_list_shows_the_least_occupied_of_each_place(run: Run, tmp_path: Path, within: Any) -> None:
     path = tmp_path / "log.txt"
     path.write_text(log(20_000))
-    start = time.process_time()
-    text = printed(run("occupancy", "--ptxas", path, "--block", 256))
-    assert time.process_time() - start < 2
+    text = printed(within(2, lambda: run("occupancy", "--ptxas", path, "--block", 256)))
     lines = text.splitlines()
     assert [line for line in lines if line.startswith("compute")] == [
         f"compute capability {capability}" for capability in ("8.0", "9.0", "12.0")
     ]
     rows = [line for line in lines if "math::gemm" in line]
     assert len(rows) == 3 * 13
-    start = time.process_time()
-    data = json.loads(run("occupancy", "--ptxas", path, "--block", 256, "--json").stdout)["launches"]
-    assert time.process_time() - start < 3
+    data = json.loads(within(3, lambda: run("occupancy", "--ptxas", path, "--block", 256, "--json")).stdout)["launches"]
     assert len(data) == 20_000
     for capability in ("8.0", "9.0", "12.0"):
         of_it = sorted(one["occupancy"] for one in data if one["compute_capability"] == capability)

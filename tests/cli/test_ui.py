@@ -315,20 +315,22 @@ def test_a_taken_port(run: Callable[..., Any], failed: Callable[[Any], str]) -> 
     assert result.exit_code == 2
 
 
-def test_from_start_to_the_first_report_takes_three_seconds() -> None:
+def test_from_start_to_the_first_report_takes_three_seconds(within: Any) -> None:
     foretell.capture("timm:resnet50", batch=64)  # kept from here on
-    begun = time.monotonic()
-    process, url = started("--port", "0")
-    port, token = re.match(r"http://[\d.]+:(\d+)/([\w-]+)/", url).groups()  # type: ignore[union-attr]
-    try:
-        here = type("Here", (), {"server_port": int(port), "token": token})()
-        told = finished(here, {"workload": "timm:resnet50", "devices": ["a100-sxm4-80gb"], "batch": "64"})
-        assert told["state"] == "done"
-        assert "Roofline" in call(here, f"/{token}/report/{told['job']}")[2]
-        assert time.monotonic() - begun < 3.0
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+
+    def report() -> str:
+        process, url = started("--port", "0")
+        port, token = re.match(r"http://[\d.]+:(\d+)/([\w-]+)/", url).groups()  # type: ignore[union-attr]
+        try:
+            here = type("Here", (), {"server_port": int(port), "token": token})()
+            told = finished(here, {"workload": "timm:resnet50", "devices": ["a100-sxm4-80gb"], "batch": "64"})
+            assert told["state"] == "done"
+            return str(call(here, f"/{token}/report/{told['job']}")[2])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=10)
+
+    assert "Roofline" in within(3.0, report, clock=time.monotonic)
 
 
 # --- in a browser ---

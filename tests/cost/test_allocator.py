@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,7 +136,7 @@ def test_events_must_pair() -> None:
     assert replay([(7, 0), (7, -1)]).peak_reserved_bytes == 0
 
 
-def test_a_hundred_thousand_events_take_less_than_a_second() -> None:
+def test_a_hundred_thousand_events_take_less_than_a_second(within: Any) -> None:
     random = np.random.default_rng(0)
     sizes = (2.0 ** random.uniform(5, 26, 50_000)).astype(int).tolist()
     events: list[tuple[int, int]] = []
@@ -145,9 +145,7 @@ def test_a_hundred_thousand_events_take_less_than_a_second() -> None:
         if key >= 200:
             events.append((key - 200, -1))
     events.extend((key, -1) for key in range(len(sizes) - 200, len(sizes)))
-    start = time.process_time()
-    result = replay(events)
-    assert time.process_time() - start < 1.0
+    result = within(1.0, lambda: replay(events))
     assert len(events) == 100_000
     assert result.allocated_bytes[-1] == 0
 

@@ -7,7 +7,9 @@ import re
 import shutil
 import struct
 import subprocess
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,14 +160,11 @@ def slow_files() -> dict[str, bytes]:
     }
 
 
-def test_what_promises_too_much_work_is_refused() -> None:
-    import time
+def test_what_promises_too_much_work_is_refused(within: Any) -> None:
 
-    for kind, data in slow_files().items():
-        start = time.process_time()
+    for data in slow_files().values():
         with pytest.raises(InputError, match="k: more than 500,000 sections, symbols and attributes"):
-            parse_binary(data, "k")
-        assert time.process_time() - start < 2, kind
+            within(2, partial(parse_binary, data, "k"))
 
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:
@@ -279,16 +278,13 @@ def test_the_limit_of_shared_memory_is_that_of_what_it_was_compiled_for() -> Non
             parse_ptxas(line.format(architecture, (227 << 10) + 1))
 
 
-def test_text_that_is_all_alike_takes_no_time() -> None:
-    import time
+def test_text_that_is_all_alike_takes_no_time(within: Any) -> None:
 
     entry = "Compiling entry function '"
     texts = ("1" * 4_000_000, entry * 150_000, entry + "a" * 4_000_000, "Used 1 registers" * 250_000, "\n" * 4_000_000)
     for text in texts:
-        start = time.process_time()
         with pytest.raises(InputError, match="no kernel"):
-            parse_ptxas(text)
-        assert time.process_time() - start < 1
+            within(1, partial(parse_ptxas, text))
 
 
 def damaged(whole: bytes, chance: random.Random) -> bytes:

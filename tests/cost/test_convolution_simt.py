@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -72,12 +70,11 @@ def test_nothing_beats_its_floor():
         assert (found.blocks >= 1).all()
 
 
-def test_no_rows_and_many_rows():
+def test_no_rows_and_many_rows(within):
     none = np.zeros(0)
     assert len(convolution(*[none] * 9, PASCAL, CONSTANTS).time_s) == 0
     rows = 100_000
     area, m = np.full(rows, 9.0), np.full(rows, 1e4)
     ones, n = np.ones(rows), np.full(rows, 64.0)
-    start = time.perf_counter()
-    convolution(ones, m, n, 9 * n, area, ones, ones, 4 * m * n, 4 * m * n, PASCAL, CONSTANTS)
-    assert time.perf_counter() - start < 1.0
+    columns = (ones, m, n, 9 * n, area, ones, ones, 4 * m * n, 4 * m * n)
+    assert len(within(1.0, lambda: convolution(*columns, PASCAL, CONSTANTS)).time_s) == rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -203,13 +202,11 @@ def test_limits_need_the_number_that_bounds_them():
         check_limits(card, None, 1e9)
 
 
-def test_a_hundred_thousand_ops_are_quick():
+def test_a_hundred_thousand_ops_are_quick(within):
     program = Program.of(replace(LARGE, ops=LARGE.ops * 5000).table())
     card = device("a100-sxm4-80gb")
     model = models()["roofline"]
     times = model.op_times(program, card, Settings())
     step = model.step(program, times, Settings())
     power = power_of(card)
-    start = time.process_time()
-    throttle(power, activity_of(power, card, program, times, step), 250.0)
-    assert time.process_time() - start < 0.2
+    within(0.2, lambda: throttle(power, activity_of(power, card, program, times, step), 250.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -315,15 +314,14 @@ def test_explain_names_the_chain():
 # --- speed -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_thousand_ops_take_half_a_second():
+def test_a_hundred_thousand_ops_take_half_a_second(within):
     graph = make([(w, 200, 30, 100, "float16", False) for w in ("mm", "conv", "sdpa", "relu", "view")] * 20)
     table = OpTable.concatenate([graph.table()] * 1000)
     assert len(table) == 100_000
     model, setting = models()["roofline"], Settings.of(graph)
-    spent = []
-    for _ in range(3):  # processor time, so that a busy machine does not matter
-        start = time.process_time()
+
+    def step():
         program = Program.of(table)
-        model.step(program, model.op_times(program, CARD, setting), setting)
-        spent.append(time.process_time() - start)
-    assert min(spent) <= 0.5
+        return model.step(program, model.op_times(program, CARD, setting), setting)
+
+    assert within(0.5, step).time_s > 0

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,14 +214,11 @@ def test_many_at_once_are_as_one_by_one() -> None:
     assert together == [oc.calculate(limits, r, s, b, barriers=n) for r, s, b, n in zip(*columns, strict=True)]
 
 
-def test_twenty_thousand_kernels_take_no_time() -> None:
-    import time
+def test_twenty_thousand_kernels_take_no_time(within: Any) -> None:
 
     limits = oc.limits("9.0")
     columns = [column.tolist() for column in drawn(limits, 20_000)]
-    start = time.process_time()
-    assert len(oc.calculations(limits, *columns)) == 20_000
-    assert time.process_time() - start < 1.5
+    assert len(within(1.5, lambda: oc.calculations(limits, *columns))) == 20_000
 
 
 def test_achieved_occupancy_of_grids_that_can_be_told_by_hand() -> None:
@@ -240,8 +238,7 @@ def test_achieved_occupancy_of_grids_that_can_be_told_by_hand() -> None:
     assert rising[-1] == pytest.approx(1 / (1 + c["relaunch"]), abs=1e-3)
 
 
-def test_a_hundred_thousand_launches_take_no_time() -> None:
-    import time
+def test_a_hundred_thousand_launches_take_no_time(within: Any) -> None:
 
     random = np.random.default_rng(1)
     columns = (
@@ -249,10 +246,9 @@ def test_a_hundred_thousand_launches_take_no_time() -> None:
         random.integers(0, 100_000, 100_000),
         random.integers(32, 1025, 100_000),
     )
-    start = time.process_time()
-    blocks = oc.occupancy(oc.limits("9.0"), *columns).blocks
-    oc.achieved(oc.limits("9.0"), 1000, columns[2], blocks, 132)
-    assert time.process_time() - start < 0.2
+    limits = oc.limits("9.0")
+    shares = within(0.2, lambda: oc.achieved(limits, 1000, columns[2], oc.occupancy(limits, *columns).blocks, 132))
+    assert len(shares) == 100_000
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -82,11 +81,6 @@ def test_more_work_never_takes_less_time_and_nothing_beats_the_floor():
     assert np.all(times.time_s >= times.floor_s)
 
 
-def test_fast_enough():
+def test_fast_enough(within):
     columns = [np.full(100_000, x) for x in (1.0, 777.0, 1024.0, 512.0)]
-    best = math.inf
-    for _ in range(2):
-        start = time.process_time()
-        simt(*columns, V100, CONSTANTS)
-        best = min(best, time.process_time() - start)
-    assert best < 1.0
+    assert len(within(1.0, lambda: simt(*columns, V100, CONSTANTS)).time_s) == 100_000

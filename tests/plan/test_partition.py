@@ -1,7 +1,7 @@
 """Stages and kept activations: equal to trying everything, and never worse than what frameworks do."""
 
 import itertools
-import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,7 +208,7 @@ def test_even_splits_name_their_choices_and_say_when_they_do_not_fit() -> None:
         even(layers, stages=2, micro_batches=4, memory_bytes=250, keep="all")
 
 
-def test_a_trillion_parameters_on_64_stages_take_seconds() -> None:
+def test_a_trillion_parameters_on_64_stages_take_seconds(within: Any) -> None:
     units = tuple(
         Unit(name, t, b * 6553600)
         for name, t, b in (
@@ -219,12 +219,10 @@ def test_a_trillion_parameters_on_64_stages_take_seconds() -> None:
     block = Layer(units, backward_s=20.2, weight_bytes=int(1.8e10), input_bytes=2 * 6553600)
     first = Layer((Unit("embedding", 0.1, 6553600),), 0.1, weight_bytes=int(3e9))
     head = Layer((Unit("logits", 4.0, 9 * 6553600),), 8.0, weight_bytes=int(3e9))
-    start = time.perf_counter()
-    found = partition([first, *[block] * 126, head], stages=64, micro_batches=512, memory_bytes=64e9)
-    took = time.perf_counter() - start
+    layers = [first, *[block] * 126, head]
+    found = within(30, lambda: partition(layers, stages=64, micro_batches=512, memory_bytes=64e9))
     assert sum(found.layers) == 128
     assert len(found.stages) == 64
-    assert took < 30
 
 
 def test_a_models_units_add_up_to_what_the_step_and_the_memory_model_say() -> None:

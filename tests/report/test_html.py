@@ -8,7 +8,6 @@ import html
 import json
 import math
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -366,7 +365,7 @@ def test_the_tree_of_modules_adds_up(train: Made) -> None:
     assert len(names) == 3  # forward, backward, optimizer
 
 
-def test_a_step_of_20000_ops_is_small_and_quick() -> None:
+def test_a_step_of_20000_ops_is_small_and_quick(within: Any) -> None:
     one = foretell.capture("llm:gpt2", seq_len=64, train=True)
     graph = tiled(one, math.ceil(20_000 / len(one.ops)))
     assert len(graph.ops) >= 20_000
@@ -378,9 +377,7 @@ def test_a_step_of_20000_ops_is_small_and_quick() -> None:
     predicted = replace(
         predicted, ops=replace(ops, time_s=ops.time_s * noise, gap_s=ops.gap_s * noise, launch_s=ops.launch_s)
     )
-    begun = time.process_time()
-    text = page_of(graph, predicted, program=lower(graph))
-    assert time.process_time() - begun < 2.0
+    text = within(2.0, lambda: page_of(graph, predicted, program=lower(graph)))
     assert len(text.encode()) < 3e6
     drawn = data_of(text)["devices"][0]
     assert len(drawn["roofline"]["counted"]["x"]) + len(drawn["roofline"]["uncounted"]["x"]) <= 2400

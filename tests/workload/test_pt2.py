@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-import time
 import warnings
 import zipfile
 from collections import Counter
@@ -527,7 +526,7 @@ def test_pytorch_is_not_imported(exported: Any) -> None:
     assert int(ran.stdout) == _captured("encoder").macs()
 
 
-def test_five_thousand_nodes_load_in_five_seconds(exported: Any, tmp_path: Path) -> None:
+def test_five_thousand_nodes_load_in_five_seconds(exported: Any, tmp_path: Path, within: Any) -> None:
     """A program of one layer, repeated under new names."""
     save(export(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.zeros(2, 8),)), tmp_path / "one.pt2")
     with zipfile.ZipFile(tmp_path / "one.pt2") as archive:
@@ -545,8 +544,5 @@ def test_five_thousand_nodes_load_in_five_seconds(exported: Any, tmp_path: Path)
     graph["outputs"] = [{"as_tensor": {"name": last}}]
     with zipfile.ZipFile(tmp_path / "deep.pt2", "w") as archive:
         archive.writestr("deep/models/model.json", json.dumps(program))
-    start = time.perf_counter()
-    made = pt2.graph(str(tmp_path / "deep.pt2"), options())
-    took = time.perf_counter() - start
+    made = within(5.0, lambda: pt2.graph(str(tmp_path / "deep.pt2"), options()))
     assert sum(op.kind != "view" for op in made.ops) == 5000
-    assert took < 5.0

@@ -1,4 +1,4 @@
-"""The command line: ``foretell predict | capture | devices | explain | occupancy | calibrate | claims | accuracy``.
+"""The command line: ``foretell predict | plan | simulate | devices | explain | …``; ``foretell --help`` has all.
 
 Exit codes: 0 done, 2 the input is wrong (one line says what, where and the repair), 3 well formed but infeasible, 1 a
 defect of ours, 130 interrupted. Nothing here imports torch; commands import what they need when they run.

@@ -1,1 +1,1 @@
-"""What happens over time, under load: collectives on a network, pipelines, training steps."""
+"""What happens over time, under load: collectives on a network, pipelines, training steps, serving."""

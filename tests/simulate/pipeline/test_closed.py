@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,17 +172,14 @@ def test_many_rows_at_once_are_each_as_one() -> None:
     assert np.isfinite(every).all()
 
 
-def test_the_search_can_afford_it() -> None:
+def test_the_search_can_afford_it(within: Any) -> None:
     """20,000 rows of 8 ranks, all schedules, well within a second."""
     codes = np.arange(20_000) % 5
     vp = np.where(np.isin(codes, [NAMES.index("interleaved"), NAMES.index("layered")]), 2, 1)
     times = np.ones((20_000, 8))
-    best = np.inf
-    for _ in range(3):
-        start = time.process_time()
-        step_time(codes, 8, vp, 64, times, 2 * times, p2p_s=0.01, overlap_p2p=codes % 2 == 0)
-        best = min(best, time.process_time() - start)
-    assert best < 1.0
+    overlap = codes % 2 == 0
+    steps = within(1.0, lambda: step_time(codes, 8, vp, 64, times, 2 * times, p2p_s=0.01, overlap_p2p=overlap))
+    assert np.isfinite(steps).all()
 
 
 def test_1f1b_with_chunks_is_interleaved() -> None:

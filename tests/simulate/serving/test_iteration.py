@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import numpy as np
@@ -338,12 +337,10 @@ def test_no_room_for_a_cache() -> None:
         _ = it.kv_capacity_tokens
 
 
-def test_twenty_thousand_iterations_a_second() -> None:
+def test_twenty_thousand_iterations_a_second(within: Any) -> None:
     it = Iterations.of(*MODELS["experts"], H100)
     batch = _mixed(1, 20000)
-    start = time.process_time()
-    it.time_s(batch)
-    assert time.process_time() - start < 1.0
+    assert len(within(1.0, lambda: it.time_s(batch))) == 20000
 
 
 def test_a_rank_beside_one_with_a_prompt_does_its_own_attention_and_all_ranks_experts() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,11 @@ def _fuzz() -> ModuleType:
 fuzz = _fuzz()
 
 
-def test_malformed_files_are_refused_by_name(tmp_path: Path) -> None:
+def test_malformed_files_are_refused_by_name(tmp_path: Path, within: Any) -> None:
     verdicts: dict[str, int] = {}
     for index, (name, data) in enumerate(fuzz.cases(COUNT, 7)):
-        before = time.perf_counter()
-        verdict = fuzz.judge(tmp_path / "m.onnx", data)
+        verdict = within(fuzz.MOST_SECONDS, partial(fuzz.judge, tmp_path / "m.onnx", data))
         assert verdict in ("graph", "refused"), f"case {index} ({name})"
-        assert time.perf_counter() - before < fuzz.MOST_SECONDS
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
     assert verdicts["refused"] > COUNT / 2
     assert verdicts["graph"] > COUNT / 20
