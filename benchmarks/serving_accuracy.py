@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--by", metavar="FIELD", action="append", default=[])
     parser.add_argument("--figure", choices=FIGURES, help="list and group this one only")
     parser.add_argument("--constants", metavar="FILE", help="constants of serving, JSON")
-    parser.add_argument("--leave-gpu", metavar="GPU", help="judge rows of this GPU only, at 15 % of median TPOT error")
+    parser.add_argument("--leave-gpu", metavar="GPU", help="judge rows of this GPU only, at 15 %% of median TPOT error")
     for flag in ("--rows", "--left-out", "--simulate"):
         parser.add_argument(flag, action="store_true")
     given = parser.parse_args()

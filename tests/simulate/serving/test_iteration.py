@@ -13,9 +13,9 @@ from foretell.cost.energy import power_of
 from foretell.errors import InfeasibleError
 from foretell.hardware import cluster, device
 from foretell.simulate.serving import Batch, ServingPlan
-from foretell.simulate.serving.iteration import BOUNDS, Iterations
+from foretell.simulate.serving.iteration import BOUNDS, Iterations, kernels
 from foretell.simulate.serving.iteration.constants import constants
-from foretell.simulate.serving.iteration.kernels import attended
+from foretell.simulate.serving.iteration.kernels import COLUMNS, attended
 from foretell.simulate.serving.iteration.sizes import _busiest, touched
 from foretell.workload import llm
 
@@ -261,6 +261,24 @@ def test_running_kernels_draw_by_multiprocessor(changes: dict[str, Any]) -> None
     want = by_count if changes == {"multiprocessors": 66} else constant["power.active"] * power.limit_w
     joules = (drawn.power_w(batch)[0] - rest.power_w(batch)[0]) * drawn.time_s(batch)[0]
     assert joules == pytest.approx(want * kernels, rel=0.02)  # choosing the token besides
+
+
+def test_widening_weights_draws_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """int4 weights of Llama-3.1-8B take 1.5 lane instructions each, again for every 64 rows."""
+    power, sequences = power_of(H100), (1, 64, 128)
+    assert power is not None
+
+    def core_j(rows: int) -> float:
+        made = Iterations.of(LLAMA, ServingPlan(weight_dtype="int4"), H100)
+        return float(made.columns(Batch.of(decode_seqs=rows, decode_tokens=rows))[COLUMNS.index("core_j")][0])
+
+    drawn = [core_j(rows) for rows in sequences]
+    monkeypatch.setattr(kernels, "_WIDENING", 0.0)
+    widened = [one - core_j(rows) for one, rows in zip(drawn, sequences, strict=True)]
+    weights = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    each = 2.0 * power.vector_w / H100.peaks["fp32.vector"]
+    assert 5e-12 < each < 5e-11  # joules of a multiply-add with its operands from registers
+    assert widened == pytest.approx([1.5 * each * weights * passes for passes in (1, 1, 2)], rel=1e-3)
 
 
 def test_older_engines_wait_longer_for_their_hosts() -> None:

@@ -44,6 +44,9 @@ KERNELS = COLUMNS.index("kernels")
 _COMPUTE, _MEMORY, _CORE_J, _MEMORY_J = (COLUMNS.index(name) for name in ("compute", "memory", "core_j", "memory_j"))
 #: Tokens a rank sends up to which engines take DeepEP's low-latency kernels.
 _LOW_LATENCY = 256.0
+#: Widening weights on the way in takes three instructions for a pair of values: bits put in place, an offset taken off,
+#: a scale (Marlin's `lop3` way). It is done again for every tile of so many rows.
+_WIDENING, _TILE_ROWS = 1.5, 64.0
 #: Rows of the smallest tile of tensor cores (mma.m16n8k16).
 _FEW_ROWS = 16.0
 
@@ -132,7 +135,10 @@ class Costs:
             relative = dict(power.format_w)
             watts = power.core_w * relative.get({"fp8": "fp8", "fp4": "fp4"}.get(runs.kind, "bf16"), 1.0)
             held = np.maximum(ideal, compute)
-            table[_CORE_J] += np.where(there, watts * ((1.0 - power.issue) * ideal + power.issue * held), 0.0)
+            joules = watts * ((1.0 - power.issue) * ideal + power.issue * held)
+            if runs.kind == "weight_only":
+                joules += found.weights * _WIDENING * _lane_j(self.device, power)
+            table[_CORE_J] += np.where(there, joules, 0.0)
             moved = found.dram_bytes * power.dram_j_per_byte + found.l2_bytes * power.l2_j_per_byte
             table[_MEMORY_J] += np.where(there, moved, 0.0)
 
@@ -202,6 +208,8 @@ class _Alone:
     padding: Floats | float = 1.0
     #: The same in tiles of `_FEW_ROWS`.
     few_rows: Floats | float = 1.0
+    #: Weights that tiles of `_TILE_ROWS` take in.
+    weights: Floats | float = 0.0
 
     @staticmethod
     def of(times: KernelTimes, factor: Floats, padding: Floats | float = 1.0) -> _Alone:
@@ -223,7 +231,14 @@ def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
     times = work.times(device, KERNEL.families["gemm"])
     learns = device.kind == "gpu" and runs.kind != "weight_only"
     found = _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
-    return replace(found, few_rows=np.ceil(m / _FEW_ROWS) * _FEW_ROWS / m)
+    weights = batch * n * k * np.ceil(m / _TILE_ROWS)
+    return replace(found, few_rows=np.ceil(m / _FEW_ROWS) * _FEW_ROWS / m, weights=weights)
+
+
+def _lane_j(device: Device, power: Power) -> float:
+    """Joules of an ordinary instruction in one lane: those of a multiply-add, two of the FLOP that peaks count."""
+    peak = device.peaks.get("fp32.vector")
+    return 2.0 * power.vector_w / peak if peak else 0.0
 
 
 @lru_cache(maxsize=1024)
