@@ -54,6 +54,19 @@ def test_the_document_follows_its_schema_and_leaves_nothing_undocumented(run: Ru
         jsonschema.Draft202012Validator(own).validate(wrong)
 
 
+@pytest.mark.parametrize(("on", "tp"), [("h100-sxm", 1), ("a100-sxm4-80gb", 4), ("l4", 1)])
+def test_sglang_takes_the_share_of_memory_that_kv_says(run: Run, on: str, tp: int) -> None:
+    cache = run("kv", "llm:llama-3.1-8b", "--engine", "sglang", "--on", on, "--tp", tp, "--json")
+    budget = json.loads(cache.stdout)["budget"]
+    load = ("--rate", 5, "--num-requests", 3, "--isl", 20, "--osl", 2)
+    served = run("simulate", "serve", "llm:llama-3.1-8b", "--engine", "sglang", "--on", on, "--tp", tp, *load, "--json")
+    found = json.loads(served.stdout)
+    assert found["plan"]["gpu_memory_percent"] == round(100 * budget["share"])
+    assert found["kv"]["capacity_tokens"] == budget["tokens"]
+    card = run("simulate", "serve", "llm:llama-3.1-8b", "--engine", "sglang", "--on", on, "--tp", tp, *load)
+    assert f"{round(100 * budget['share'])} % of memory" in card.stdout
+
+
 def test_figures_hang_together(run: Run) -> None:
     found = document(run, "--offline", *SMALL, "--price", "2 USD/h")
     seconds = found["until_s"] - found["since_s"]

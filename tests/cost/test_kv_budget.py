@@ -3,7 +3,7 @@
 import pytest
 
 from foretell.accuracy.serving.cache_budgets import Logged, logged
-from foretell.cost.kv_budget import default_load, kv_budget, visible_bytes, what_helps
+from foretell.cost.kv_budget import default_load, default_share, kv_budget, visible_bytes, what_helps
 from foretell.errors import InfeasibleError, InputError
 from foretell.hardware import device
 from foretell.simulate.serving.iteration import Iterations
@@ -96,7 +96,8 @@ def test_more_work_at_once_leaves_less(engine: str, on: str) -> None:
         config = llm.config("llama-3.1-8b")
         return kv_budget(config, device(on), tokens=4096, engine=engine, step=step, seqs=seqs).kv_bytes
 
-    for found in ([left(step=n) for n in (512, 8192, 65536)], [left(seqs=n) for n in (1, 256, 1024, 4096)]):
+    most = 12288 if engine == "sglang" else 65536  # SGLang sets aside 1.5 MiB for each token
+    for found in ([left(step=n) for n in (512, 8192, most)], [left(seqs=n) for n in (1, 256, 1024, 4096)]):
         assert found == sorted(found, reverse=True)
         assert found[-1] > 0
 
@@ -118,10 +119,40 @@ def test_only_gpus_with_nvlink_hold_buffers_for_each_other() -> None:
         assert found.framework_bytes > found.communication_bytes
 
 
+@pytest.mark.parametrize(
+    ("on", "degrees", "version", "seen", "within"),
+    [
+        # sgl-project/sglang, issue 29092 (June 2026): 0.828 on one H100.
+        ("h100-sxm", {}, None, 0.828, 0.005),
+        # By hand, in MiB: (24564 - 512 - 1.5 * 2048 - 2 * 24 - 128) / 24564.
+        ("rtx-4090", {}, "0.5.4", 0.847, 0.005),
+        # (81559 - 512 - 1.5 * 8192 - 2 * 512 - 1024) / 81559.
+        ("h100-sxm", {"tensor_parallel": 8}, "0.5.4", 0.818, 0.005),
+        # Eight ranks' attention apart: 512 * 8 * 4.5 more, and no graphs of prompts.
+        ("h200-sxm", {"data_parallel": 8}, None, 0.768, 0.005),
+        ("h100-sxm", {"tensor_parallel": 8}, "0.4.3", 0.81, 0.0),
+        # A chunk of 2,048 leaves an H100 10 GiB.
+        ("h100-sxm", {"step": 2048}, None, 0.874, 0.005),
+    ],
+)
+def test_share_of_sglang(on: str, degrees: dict[str, int], version: str | None, seen: float, within: float) -> None:
+    found = default_share(device(on), "sglang", version, **degrees)
+    assert found == pytest.approx(seen, abs=within + 1e-9)
+
+
+def test_share_is_that_of_the_budget() -> None:
+    for engine in ("vllm", "sglang", "trtllm"):
+        for on, gpus in (("h100-sxm", 1), ("a100-sxm4-80gb", 4), ("l40s", 2)):
+            found = kv_budget(llm.config("llama-3.1-8b"), device(on), tokens=1, engine=engine, tensor_parallel=gpus)
+            assert found.share == default_share(device(on), engine, tensor_parallel=gpus)
+
+
 def test_usual_load_follows_the_gpu() -> None:
     found = [default_load(device(on)) for on in ("h100-sxm", "a100-sxm4-80gb", "l4")]
     assert found == [(8192, 1024), (2048, 256), (2048, 256)]
     assert default_load(device("h100-sxm"), version="0.6.0") == (8192, 256)
+    chunks = [default_load(device(on), "sglang")[0] for on in ("t4", "l4", "l40s", "h100-sxm", "b200-sxm")]
+    assert chunks == [2048, 2048, 4096, 8192, 16384]
 
 
 def test_what_helps_fits() -> None:

@@ -25,20 +25,43 @@ from foretell.hardware import Device
 from foretell.units import format_bytes
 from foretell.workload import kv, llm
 
-__all__ = ["Budget", "default_load", "kv_budget", "visible_bytes", "what_helps"]
+__all__ = ["Budget", "default_load", "default_share", "kv_budget", "visible_bytes", "what_helps"]
 
 _GIB = 2**30
 _MIB = 2**20
 
 # The share of the device an engine takes unless told otherwise: vLLM's `gpu_memory_utilization` (0.9; 0.92 in current
-# documentation) and SGLang's `mem_fraction_static` by tensor parallelism (server_args.py) are shares of the whole
-# device, TensorRT-LLM's `free_gpu_memory_fraction` of what is free once model and activations are in.
+# documentation) is of the whole device, TensorRT-LLM's `free_gpu_memory_fraction` of what is free once model and
+# activations are in. SGLang's `mem_fraction_static` is of the whole device, at first by tensor parallelism alone.
 _SHARE = {"vllm": 0.90, "trtllm": 0.90, "llama.cpp": 1.0, "transformers": 1.0}
 _SGLANG_SHARE = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 
+# Since 0.5.3 (pull request 10975) SGLang sets aside what it takes activations and CUDA graphs to need, in MiB: for each
+# token of a chunk, each sequence of the largest decode graph, each GPU that shares the model, and each of these
+# sequences and data-parallel ranks. Since 0.5.10 prompts have graphs too (16331), as many as there are sizes of theirs,
+# unless there is a pipeline or data-parallel attention. A large GPU keeps 10 GiB at least. All from
+# python/sglang/srt/arg_groups/memory_hook.py and cuda_graph_hook.py (2026); speculation and images have terms of their
+# own there. Versions between the two rules had a table that is within 0.03 of the first.
+_SGLANG_SIZED, _SGLANG_PROMPT_GRAPHS = (0, 5, 3), (0, 5, 10)
+_SET_ASIDE, _A_TOKEN, _LEAST_TOKENS, _A_SEQUENCE, _A_GPU = 512, 1.5, 2048, 2, 128
+_A_RANK, _A_RANK_OF_MANY, _MANY = 3.0, 4.5, 300
+_A_PROMPT_GRAPH, _LATENT_PROMPT_GRAPHS, _LEAST_OF_LARGE = 8, 1536, 10 * 1024
+# Tokens that have a graph of prompts: steps up to each size.
+_PROMPT_GRAPHS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (1 << 30, 512))
+
+# By memory in MiB: SGLang's `chunked_prefill_size`, and sequences of its largest decode graph on fewer than four GPUs
+# and on more (0.5.10; later versions double them from 20 to 35 GiB).
+_SGLANG_BY_MEMORY = (
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 2048, 24, 80),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+    (math.inf, 16384, 512, 512),
+)
+
 # Tokens an engine takes in one iteration, whose activations it makes room for: vLLM's `max_num_batched_tokens`,
-# SGLang's `chunked_prefill_size`, TensorRT-LLM's `max_num_tokens`, llama.cpp's `n_ubatch`.
-_STEP = {"vllm": 8192, "sglang": 8192, "trtllm": 8192, "llama.cpp": 512, "transformers": 2048}
+# TensorRT-LLM's `max_num_tokens`, llama.cpp's `n_ubatch`.
+_STEP = {"vllm": 8192, "trtllm": 8192, "llama.cpp": 512, "transformers": 2048}
 
 # Sequences in an iteration: vLLM's `max_num_seqs`. On GPUs of 70 GiB and more but A100 (whose compute capability is
 # 8.0) a server takes 8192 tokens and 1024 sequences, on others 2048 and 256 (`EngineArgs.get_batch_defaults`; since
@@ -116,10 +139,69 @@ def visible_bytes(device: Device) -> int:
 def default_load(device: Device, engine: str = "vllm", version: str | None = None) -> tuple[int, int]:
     """Tokens and sequences that an engine takes in one iteration on a device unless told otherwise."""
     member = kv.engine(engine)
+    if member.name == "sglang":
+        return _sglang_by_memory(device)[0], _SEQS
     if member.name != "vllm" or member.parse(version or member.version) < _BY_DEVICE:
         return _STEP[member.name], _SEQS
     large = (device.memory_bytes or 0) >= _LARGE_GPU and device.compute_capability != "8.0"
     return (_STEP["vllm"], _LARGE_SEQS) if large else (_SMALL_STEP, _SEQS)
+
+
+def _sglang_by_memory(device: Device) -> tuple[int, int, int]:
+    mib = (device.memory_bytes or 0) / _MIB
+    return next(row[1:] for row in _SGLANG_BY_MEMORY if mib < row[0])
+
+
+def default_share(
+    device: Device,
+    engine: str = "vllm",
+    version: str | None = None,
+    *,
+    tensor_parallel: int = 1,
+    pipeline: int = 1,
+    data_parallel: int = 1,
+    step: int | None = None,
+    latent: bool = False,
+) -> float:
+    """The share of a device's memory that an engine takes unless told otherwise, in hundredths.
+
+    It is always the same but for SGLang, where it follows memory, GPUs and the tokens of an iteration (`step`), and is
+    smaller for models with MLA (`latent`). A server on one H100 took 0.828 (sgl-project/sglang, issue 29092):
+
+    >>> from foretell.hardware import device
+    >>> default_share(device("h100-sxm"), "sglang"), default_share(device("h100-sxm"), "vllm")
+    (0.83, 0.9)
+    """
+    member = kv.engine(engine)
+    if member.name != "sglang":
+        return _SHARE[member.name]
+    used, gpus = member.parse(version or member.version), tensor_parallel * pipeline * data_parallel
+    if used < _SGLANG_SIZED:
+        return next(share for least, share in _SGLANG_SHARE if gpus >= least)
+    mib = (device.memory_bytes or 0) / _MIB
+    chunk, few, more = _sglang_by_memory(device)
+    tokens, graph = max(step or chunk, _LEAST_TOKENS), few if tensor_parallel * data_parallel < 4 else more
+    aside = _SET_ASIDE + _A_TOKEN * tokens + _A_SEQUENCE * graph + _A_GPU * gpus
+    if data_parallel > 1:
+        aside += graph * data_parallel * (_A_RANK_OF_MANY if graph > _MANY else _A_RANK)
+    elif pipeline == 1 and used >= _SGLANG_PROMPT_GRAPHS:
+        aside += _LATENT_PROMPT_GRAPHS if latent else _A_PROMPT_GRAPH * _prompt_graphs(step or chunk)
+    if mib > 60 * 1024:
+        aside = max(aside, _LEAST_OF_LARGE)
+    return max(0.01, round(1.0 - aside / max(mib, 1.0), 2))
+
+
+def _prompt_graphs(tokens: int) -> int:
+    """Sizes of prompts that SGLang captures graphs of, up to `tokens`.
+
+    >>> _prompt_graphs(8192)
+    58
+    """
+    found, last = 0, 0
+    for size, step in _PROMPT_GRAPHS:
+        found += max(0, min(size, tokens) - last) // step
+        last = size
+    return found
 
 
 def kv_budget(
@@ -141,8 +223,8 @@ def kv_budget(
 
     Weights are those of one GPU (`weight_dtype` and `expert_dtype` as in `llm.graph`), activations the peak of one
     iteration over `step` new tokens of `seqs` sequences, as the engines find it by a trial run. `share` is the engine's
-    own setting. Raises InfeasibleError where nothing is left, with what takes the memory; InputError where the device's
-    memory is unknown or heads do not divide.
+    own setting, by default `default_share`. Raises InfeasibleError where nothing is left, with what takes the memory;
+    InputError where the device's memory is unknown or heads do not divide.
     """
     member = kv.engine(engine)
     shown = visible_bytes(device)
@@ -151,7 +233,9 @@ def kv_budget(
     for what, count in (("step", step), ("seqs", seqs)):
         if count is not None and count < 1:
             raise InputError(f"{what} is {count}", repair="give a whole number above 0")
-    taken = share or _SHARE.get(member.name) or next(s for least, s in _SGLANG_SHARE if tensor_parallel >= least)
+    taken = share or default_share(
+        device, engine, version, tensor_parallel=tensor_parallel, step=step, latent=config.mla is not None
+    )
     used = member.parse(version or member.version)
     usual = default_load(device, engine, version)
     tokens_of_step, sequences = step or usual[0], seqs or usual[1]

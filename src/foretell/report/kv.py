@@ -86,6 +86,7 @@ def kv_table(caches: Sequence[KVCache], budgets: Sequence[Budget | str] = ()) ->
     table.add_column("cache", justify="right", no_wrap=True)
     table.add_column("B/token", justify="right", no_wrap=True)
     if budgets:
+        table.add_column("share", justify="right", no_wrap=True)
         table.add_column("room", justify="right", no_wrap=True)
         table.add_column("sequences", justify="right", no_wrap=True)
     problems = []
@@ -94,10 +95,10 @@ def kv_table(caches: Sequence[KVCache], budgets: Sequence[Budget | str] = ()) ->
         if budgets:
             budget = budgets[i]
             if isinstance(budget, str):
-                row += ["none", "0"]
+                row += ["–", "none", "0"]
                 problems.append(f"{cache.engine}: {budget}")
             else:
-                row += [format_bytes(budget.kv_bytes), f"{budget.sequences:,}"]
+                row += [f"{budget.share:.0%}", format_bytes(budget.kv_bytes), f"{budget.sequences:,}"]
         table.add_row(*row)
     where = budgets[0].device if budgets and isinstance(budgets[0], Budget) else None
     notes = [f"{cache.engine}: {note}" for cache in caches for note in cache.notes] + problems

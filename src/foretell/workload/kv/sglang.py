@@ -19,7 +19,7 @@ _WINDOW_RATIO = 0.8  # ServerArgs.swa_full_tokens_ratio
 @engine(
     "sglang",
     formats=("bf16", "fp16", "fp8", "fp4"),
-    version="0.5.0",
+    version="0.5.10",
     sources=(
         "github.com/sgl-project/sglang: pull requests 22389 and 36729 (pools and their ratio)",
         "LMSYS blog, 2024-09-04: SGLang v0.3, DeepSeek MLA",
