@@ -27,6 +27,8 @@ _LOAD, _ENGINE, _WHERE, _WHAT = "What is asked for", "The engine", "Where it run
 #: Requests that are drawn unless it is said how many.
 _REQUESTS = 1000
 _LENGTHS = ("1024", "256")
+#: Tokens of an iteration, where the engine does not go by the GPU.
+_TOKENS = 8192
 _OUTSIDE = "times are the engine's: a server adds what its tokeniser, HTTP and streaming take"
 #: Devices of a service: more than any is told of, and some 100 MB of simulator.
 _MOST_DEVICES = 16_384
@@ -101,16 +103,18 @@ def serve(
         str, _option(_ENGINE, "--engine-version", "VERSION", "Of the engine (the newest known).")
     ] = "",
     max_batched_tokens: Annotated[
-        int, _option(_ENGINE, "--max-batched-tokens", "N", "Tokens of an iteration.", True)
-    ] = 8192,
+        int | None,
+        _option(_ENGINE, "--max-batched-tokens", "N", f"Tokens of an iteration ({_TOKENS:,}; SGLang: by the GPU)."),
+    ] = None,
     max_num_seqs: Annotated[int, _option(_ENGINE, "--max-num-seqs", "N", "Sequences that run at a time.", True)] = 256,
     max_model_len: Annotated[
         int | None, _option(_ENGINE, "--max-model-len", "N", "Tokens of a request in all (what the model allows).")
     ] = None,
     block_size: Annotated[int, _option(_ENGINE, "--block-size", "N", "Tokens of a KV block.", True)] = 16,
     gpu_memory_utilization: Annotated[
-        float, _option(_ENGINE, "--gpu-memory-utilization", "SHARE", "Of the memory, for the engine.", True)
-    ] = 0.9,
+        float | None,
+        _option(_ENGINE, "--gpu-memory-utilization", "SHARE", "Of the memory, for the engine (its own default)."),
+    ] = None,
     chunked_prefill: Annotated[
         bool, _flag(_ENGINE, "--chunked-prefill/--no-chunked-prefill", "Cut long prompts into chunks.")
     ] = True,
@@ -191,7 +195,7 @@ def serve(
     times = {name: 0.0 if asked[name] is None else parse_time(asked[name], "--" + name.replace("_", "-"))
              for name in ("warm_up", "cool_down", "start")}  # fmt: skip
     usd_per_h = None if price is None else parse_money_per_hour(price, "--price")
-    if not 0.01 <= gpu_memory_utilization <= 1.0:
+    if gpu_memory_utilization is not None and not 0.01 <= gpu_memory_utilization <= 1.0:
         what = f"{gpu_memory_utilization:g} is no share of memory"
         raise InputError(what, "--gpu-memory-utilization", "give 0.01 to 1")
     split = (0, 0) if disaggregate is None else _split(disaggregate)
@@ -203,9 +207,9 @@ def serve(
         "engine": engine, "version": engine_version, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
         "replicas": replicas if disaggregate is None else sum(split), "router": router,
         "prefill_replicas": split[0], "decode_replicas": split[1], "weight_dtype": weight_dtype, "kv_dtype": kv_dtype,
-        "max_num_batched_tokens": max_batched_tokens, "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": _tokens(device, engine, max_batched_tokens), "max_num_seqs": max_num_seqs,
         "max_model_len": _longest(config, max_model_len), "block_size": block_size,
-        "gpu_memory_percent": round(100 * gpu_memory_utilization), "chunked_prefill": chunked_prefill,
+        "gpu_memory_percent": round(100 * (gpu_memory_utilization or 0.9)), "chunked_prefill": chunked_prefill,
         "prefix_cache": prefix_cache, "cuda_graph": cuda_graph, "preemption": preemption,
         "host_kv_bytes": 0 if host_memory is None else parse_bytes(host_memory, "--host-memory"),
     }  # fmt: skip
@@ -216,6 +220,8 @@ def serve(
     if kv_load == "blocking" and not kv_tier and host_memory is None:
         raise InputError("there is no tier to load caches from", "--kv-load", "leave it out, or give --kv-tier")
     plan = _plan(values)
+    if gpu_memory_utilization is None:
+        plan = plan.replace(gpu_memory_percent=round(100 * _share(plan, device, config)))
     policy = _policy(plan, scheduler, nanoflow, kv_load)
     links = _links(plan, device, machine, kv_link)
     tiers = _tiers(plan, device, kv_tier or [])
@@ -272,6 +278,25 @@ def _plan(values: dict[str, Any]) -> ServingPlan:
         repair = f"give --max-num-seqs {plan.max_num_batched_tokens} or fewer as well, or more tokens"
         raise InputError(what, "--max-num-seqs, --max-batched-tokens", repair)
     return plan
+
+
+def _tokens(device: Device, engine: str, given: int | None) -> int:
+    """Tokens of an iteration: as asked for, or what the engine takes by itself where it goes by the GPU."""
+    from foretell.cost.kv_budget import default_load
+
+    if given is not None:
+        return given
+    return default_load(device, "sglang")[0] if engine == "sglang" else _TOKENS
+
+
+def _share(plan: ServingPlan, device: Device, config: LLMConfig) -> float:
+    """The share of memory that the engine takes by itself."""
+    from foretell.cost.kv_budget import default_share
+
+    return default_share(
+        device, "vllm" if plan.engine == "static" else plan.engine, plan.version or None, tensor_parallel=plan.tp,
+        pipeline=plan.pp, data_parallel=plan.dp, step=plan.max_num_batched_tokens, latent=config.mla is not None,
+    )  # fmt: skip
 
 
 def _percentiles(text: str) -> list[float]:
