@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import foretell
+
 FORETELL = str(Path(sys.executable).with_name("foretell"))
 Shell = Callable[..., Any]
 
@@ -91,6 +93,14 @@ def test_that_an_import_of_torch_would_be_seen() -> None:
 def test_help_and_version_import_little() -> None:
     assert run_without(("torch", "numpy"), "--version").returncode == 0
     assert run_without(("torch", "numpy"), "--help").returncode == 0
+
+
+def test_the_package_runs_as_a_module() -> None:
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=120, check=False)
+    told = run([sys.executable, "-m", "foretell", "--version"])
+    assert (told.returncode, told.stderr) == (0, "")
+    assert foretell.__version__ in told.stdout
+    assert run([sys.executable, "-m", "foretell", "devices", "no such"]).returncode == 2
 
 
 def test_importing_foretell_takes_no_time(within: Any) -> None:
