@@ -263,6 +263,31 @@ def test_weights_are_taken_as_they_are_published(run: Run) -> None:
     assert "--weight-dtype int4 --tp 16 leaves room for" in " ".join(both.stderr.split())
 
 
+def test_weights_and_activations_in_int8(run: Run, tmp_path: Path) -> None:
+    """W8A8 where a GPU has INT8 tensor cores; as a checkpoint says; refused with what else to take."""
+    given = ("--rate", "5", "--num-requests", "20", "--isl", "2000", "--osl", "20")
+    shown, plain = (run("simulate", "serve", "llm:llama-3.1-8b", "--on", "a100-sxm4-80gb", *given, *form)
+                    for form in (("--weight-dtype", "int8"), ()))  # fmt: skip
+    said = " ".join(shown.stdout.split())
+    assert "int8 weights" in said
+    assert "no open table has INT8 products" in said
+    assert "INT8" not in plain.stdout
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 8192,
+        "quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+            "weights": {"num_bits": 8, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}}},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for on, form in (("a100-sxm4-80gb", "int8"), ("t4", "int8"), ("b200-sxm", "bf16")):
+        result = run("simulate", "serve", f"llm:{tmp_path / 'config.json'}", "--on", on, *given, "--json")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["plan"]["weight_dtype"] == form
+    refused = run("simulate", "serve", "llm:llama-3.1-8b", "--on", "b200-sxm", *given, "--weight-dtype", "int8")
+    assert refused.exit_code == 2
+    assert "take fp8 or bf16" in " ".join(refused.stderr.split())
+
+
 def test_the_card_says_what_the_times_leave_out(run: Run) -> None:
     shown = " ".join(run(*BASE, "--offline", *SMALL).stdout.split())
     assert "times are the engine's: a server adds what its tokeniser, HTTP and streaming take" in shown

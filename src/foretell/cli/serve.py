@@ -30,6 +30,7 @@ _LENGTHS = ("1024", "256")
 #: Tokens of an iteration, where the engine does not go by the GPU.
 _TOKENS = 8192
 _OUTSIDE = "times are the engine's: a server adds what its tokeniser, HTTP and streaming take"
+_INT8 = "no open table has INT8 products: they are costed as FP8's kernels at the peak of INT8"
 #: Devices of a service: more than any is told of, and some 100 MB of simulator.
 _MOST_DEVICES = 16_384
 
@@ -124,7 +125,9 @@ def serve(
     cuda_graph: Annotated[bool, _flag(_ENGINE, "--cuda-graph/--no-cuda-graph", "Launch whole decode steps.")] = True,
     weight_dtype: Annotated[
         str | None,
-        _option(_ENGINE, "--weight-dtype", "NAME", "bf16, fp8, nvfp4, mxfp4, int8, int4 (as published, or bf16)."),
+        _option(
+            _ENGINE, "--weight-dtype", "NAME", "bf16, fp8, nvfp4, mxfp4, int8, w8a16 or int4 (as published, or bf16)."
+        ),
     ] = None,
     kv_dtype: Annotated[str, _option(_ENGINE, "--kv-dtype", "NAME", "Format of the KV cache.", True)] = "bf16",
     preemption: Annotated[str, _option(_ENGINE, "--preemption", "NAME", "recompute or swap.", True)] = "recompute",
@@ -567,5 +570,6 @@ def _simulated(
         kv_bytes=capacity * iterations.kv_bytes_per_token, weights_bytes=iterations.weights_bytes,
         price_usd_per_h=price, seed=seed, scheduler=policy.scheduler or plan.engine,
         nanoflow=None if flow is None else flow.found, tiers=tiers, blocking_loads=policy.blocking_loads,
-        loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens), notes=(_OUTSIDE,),
+        loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
+        notes=(_OUTSIDE, _INT8) if plan.weight_dtype == "int8" else (_OUTSIDE,),
     )  # fmt: skip

@@ -82,13 +82,14 @@ def drawn(rng: random.Random, engine: str) -> ServingPlan:
     """A plan that the engine can be told."""
     tp, dp = rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 2, 4))
     p, d = rng.choice(((0, 0), (0, 0), (1, 2), (3, 1)))
-    weights = rng.choice(("bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4"))
+    weights = rng.choice(("bf16", "fp16", "fp8", "int8", "w8a16", "int4", "mxfp4", "nvfp4"))
+    half = weights if weights in ("bf16", "fp16") else rng.choice(("bf16", "fp16"))
     chunked, length = rng.random() < 0.7, rng.choice((0, 4096))
     tokens = rng.choice((512, 2048, 8192)) if chunked or not length else 8192
     return ServingPlan(
         engine=engine, tp=tp, dp=dp, pp=rng.choice((1, 2)), ep=rng.choice((1, tp * dp)), prefill_replicas=p,
         decode_replicas=d, replicas=p + d or rng.randint(1, 30), weight_dtype=weights,
-        kv_dtype=rng.choice(("fp8", "fp16" if weights == "fp16" else "bf16")),
+        kv_dtype=rng.choice(("fp8", half)),
         max_num_batched_tokens=tokens, max_num_seqs=rng.choice((64, 100, 1024)),
         max_model_len=length, block_size=rng.choice((1, 16, 64)),
         gpu_memory_percent=rng.choice((85, 90, 57, 29)), chunked_prefill=chunked,
@@ -158,6 +159,22 @@ def test_formats_of_a_checkpoint_are_left_to_it() -> None:
         assert "--quantization" not in text
         assert "# weights in int4 from a checkpoint" in text
         assert "--quantization fp8" in emit(format, ServingPlan(engine=format, weight_dtype="fp8"), "m")
+
+
+def test_int8_is_found_in_the_checkpoint_and_named_for_the_kernels_of_sglang() -> None:
+    """docs/advanced_features/quantization.md of SGLang; vLLM's docs/features/quantization (INT8 W8A8) give no option.
+
+    In 16 bits of its own is what the plan's cache says: fp16 where a GPU has no bf16.
+    """
+    plan = ServingPlan(weight_dtype="int8", kv_dtype="fp16")
+    vllm, sglang = (emit(engine, plan.replace(engine=engine), "m") for engine in FORMATS)
+    assert "--quantization" not in vllm
+    assert "--quantization w8a8_int8" in sglang
+    for text in (vllm, sglang):
+        assert "# weights in int8 from a checkpoint" in text
+        assert "--dtype float16" in text
+    assert "--quantization" not in emit("sglang", plan.replace(engine="sglang", weight_dtype="w8a16"), "m")
+    assert "--dtype" not in emit("vllm", plan.replace(kv_dtype="bf16"), "m")
 
 
 def test_host_memory_is_counted_as_each_engine_counts_it() -> None:

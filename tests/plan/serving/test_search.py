@@ -320,6 +320,36 @@ def test_weights_are_tried_in_the_format_that_is_published() -> None:
     assert any(option.devices == 1 for option in alone.options)
 
 
+def test_int8_is_tried_where_it_is_asked_for_and_can_be_served() -> None:
+    """Like fp8 it changes answers, so it is not a default; T4 and V100 have 16 bits in fp16 alone."""
+    asked = {"weight_dtype": ("int8",)}
+    for name in ("a100-sxm4-80gb", "a10g", "l4", "h100-sxm", "t4"):
+        assert "int8" not in {plan.weight_dtype for plan in plans(CONFIG, device(name))}
+        assert {plan.weight_dtype for plan in plans(CONFIG, device(name), pinned=asked)} == {"int8"}
+    assert {(p.weight_dtype, p.kv_dtype) for p in plans(CONFIG, device("v100-sxm2-16gb"))} == {("fp16", "fp16")}
+    for name, said in (
+        ("v100-sxm2-16gb", "v100-sxm2-16gb has no INT8 tensor cores: take w8a16"),
+        ("b200-sxm", r"no INT8 products for b200-sxm \(compute capability 10.0\): take fp8"),
+        ("rtx-5090", "no INT8 products for rtx-5090"),
+    ):
+        with pytest.raises(InputError, match=said):
+            list(plans(CONFIG, device(name), pinned=asked))
+        both = {"weight_dtype": ("int8", "w8a16")}
+        assert {plan.weight_dtype for plan in plans(CONFIG, device(name), pinned=both)} == {"w8a16"}
+    published = CONFIG.replace(published_weights="int8")
+    assert {plan.weight_dtype for plan in plans(published, device("a100-sxm4-80gb"))} == {"int8"}
+    assert {plan.weight_dtype for plan in plans(published, device("b200-sxm"))} == {"bf16"}
+
+
+def test_the_cache_in_a_format_that_a_device_has_not() -> None:
+    with pytest.raises(InputError, match="a100-sxm4-80gb has no fp8 arithmetic"):
+        list(plans(CONFIG, device("a100-sxm4-80gb"), pinned={"kv_dtype": ("fp8",)}))
+    with pytest.raises(InputError, match="256 sequences take a token each of iterations of 8"):
+        list(plans(CONFIG, device("l4"), pinned={"max_num_batched_tokens": (8,), "max_num_seqs": (256,)}))
+    cached = list(plans(CONFIG, device("b200-sxm"), "trtllm", pinned={"kv_dtype": ("int8",)}))
+    assert {plan.kv_dtype for plan in cached} == {"int8"}
+
+
 def test_the_front_has_only_what_nothing_betters() -> None:
     rng = np.random.default_rng(0)
     x, noise = rng.uniform(0.1, 10.0, 200), rng.uniform(0.7, 1.0, 200)

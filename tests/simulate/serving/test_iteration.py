@@ -10,7 +10,7 @@ import pytest
 
 from foretell.cost import estimate
 from foretell.cost.energy import power_of
-from foretell.errors import InfeasibleError
+from foretell.errors import InfeasibleError, InputError
 from foretell.hardware import cluster, device
 from foretell.simulate.serving import Batch, ServingPlan
 from foretell.simulate.serving.iteration import BOUNDS, Iterations, kernels
@@ -31,6 +31,7 @@ MODELS = {
     "mxfp4": (llm.config("gpt-oss-20b"), ServingPlan(weight_dtype="mxfp4")),
     "pipeline": (LLAMA, ServingPlan(pp=2)),
     "int4": (LLAMA, ServingPlan(weight_dtype="int4", engine="static")),
+    "int8": (llm.config("qwen3-30b-a3b"), ServingPlan(weight_dtype="int8")),
 }
 
 
@@ -187,6 +188,95 @@ def test_weights_of_four_bits_are_read_by_one_sequence_and_multiplied_by_many() 
     assert found["int4"].bound(one) == ["bandwidth"]
     prompt = Batch.of(prefill_seqs=1, prefill_tokens=8192)
     assert found["int4"].time_s(prompt)[0] > 1.2 * found["bf16"].time_s(prompt)[0]
+
+
+#: Bytes of Llama-3.1-8B by hand, in INT8 but for embeddings, head and norms: 32 layers of queries and outputs (4096²),
+#: keys and values (4096 · 1024), and three matrices of the MLP (4096 · 14336).
+INT8_MATRICES = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+INT8_OUTSIDE = 2 * 128256 * 4096  # the embedding, and the head, in 16 bits
+PROMPT = Batch.of(prefill_seqs=1, prefill_tokens=8192)
+
+
+@pytest.mark.parametrize("form", ["int8", "w8a16"])
+def test_weights_in_int8_by_hand(form: str) -> None:
+    norms = 2 * 65 * 4096
+    it = Iterations.of(LLAMA, ServingPlan(weight_dtype=form), H100)
+    assert it.weights_bytes == INT8_MATRICES + 2 * INT8_OUTSIDE + norms
+    assert it.budget.weights_bytes == pytest.approx(it.weights_bytes, rel=1e-3)
+    assert it.budget.notes[-1] == "scales of quantised weights are not counted"
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "a10g", "l4", "t4", "h100-sxm"])
+def test_decoding_in_int8_reads_weights_of_half_the_bytes(name: str) -> None:
+    """One sequence takes what its weights do from memory, and a little for 128 products and quantising before each."""
+    where, one = device(name), Batch.of(decode_seqs=1, decode_tokens=1)
+    assert where.memory_bandwidth_bytes_per_s is not None
+    least = (INT8_MATRICES + INT8_OUTSIDE) / where.memory_bandwidth_bytes_per_s
+    it = Iterations.of(LLAMA, ServingPlan(weight_dtype="int8"), where)
+    assert least <= it.time_s(one)[0] <= 1.3 * least + 128 * 20e-6
+    plain = Iterations.of(LLAMA, ServingPlan(weight_dtype="fp16"), where)
+    assert it.parts(one)["products"][0] < 0.75 * plain.parts(one)["products"][0]
+    assert it.parts(one)["logits"][0] == pytest.approx(plain.parts(one)["logits"][0], rel=0.01)
+    assert it.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
+def test_prompts_in_int8_go_at_the_rate_of_int8() -> None:
+    """On Hopper and Ada it is fp8's; on Ampere and Turing, which have no fp8, twice that of 16 bits."""
+    for name in ("h100-sxm", "l4"):
+        int8, fp8 = (Iterations.of(LLAMA, ServingPlan(weight_dtype=d), device(name)) for d in ("int8", "fp8"))
+        assert int8.time_s(PROMPT)[0] == pytest.approx(fp8.time_s(PROMPT)[0], rel=0.02)
+    for name in ("a100-sxm4-80gb", "a10g", "t4"):
+        where = device(name)
+        peak = where.peak("int8")
+        assert peak is not None
+        int8, alone, plain = (Iterations.of(LLAMA, ServingPlan(weight_dtype=d), where)
+                              for d in ("int8", "w8a16", "fp16"))  # fmt: skip
+        products = int8.parts(PROMPT)["products"][0]
+        least = 2 * 8192 * INT8_MATRICES / peak
+        assert least < products < 2.5 * least
+        assert products < 0.7 * plain.parts(PROMPT)["products"][0]
+        assert int8.parts(PROMPT)["attention"][0] == plain.parts(PROMPT)["attention"][0]
+        large = Batch.of(prefill_seqs=[1] * 5, prefill_tokens=[256, 1024, 2048, 4096, 16384])
+        assert (int8.time_s(large) < plain.time_s(large)).all()
+        assert (plain.time_s(large) < alone.time_s(large))[1:].all()
+
+
+def test_experts_in_int8_go_by_the_kernels_of_16_bits() -> None:
+    """One Triton kernel serves both: at the rate of INT8, so no slower where prompts fill the experts."""
+    config, where = llm.config("qwen3-30b-a3b"), device("a100-sxm4-80gb")
+    int8, plain = (Iterations.of(config, ServingPlan(weight_dtype=d), where) for d in ("int8", "bf16"))
+    experts, half = (it.parts(PROMPT)["experts"][0] for it in (int8, plain))
+    assert 0.4 * half < experts < 0.75 * half
+    slower = constants().replace({"experts.half.registers": 0.242, "product.fp8.registers": 0.4})
+    changed = Iterations.of(config, ServingPlan(weight_dtype="int8"), where, slower).parts(PROMPT)
+    assert changed["experts"][0] > 1.3 * experts
+    assert changed["products"][0] > 1.3 * int8.parts(PROMPT)["products"][0]
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("v100-sxm2-16gb", r"v100-sxm2-16gb has no INT8 tensor cores; take w8a16 \(weights alone in 8 bits\) or fp16"),
+    ("p40", "p40 has no INT8 tensor cores"),  # products of four bytes on ordinary units (dp4a), which no engine takes
+    ("b200-sxm", r"engines have no INT8 products for b200-sxm \(compute capability 10.0\); take fp8 or bf16"),
+    ("rtx-5090", r"compute capability 12.0\); take fp8 or bf16"),
+])  # fmt: skip
+def test_int8_where_it_cannot_be_served(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Iterations.of(llm.config("opt-125m"), ServingPlan(weight_dtype="int8"), device(name))
+    assert Iterations.of(llm.config("opt-125m"), ServingPlan(weight_dtype="w8a16"), device(name)).weights_bytes
+
+
+def test_int8_is_not_nvidias_alone() -> None:
+    """vLLM has INT8 products for AMD's GPUs (Triton, AITER)."""
+    int8, plain = (Iterations.of(LLAMA, ServingPlan(weight_dtype=d), device("mi300x")) for d in ("int8", "bf16"))
+    assert int8.time_s(PROMPT)[0] < 0.8 * plain.time_s(PROMPT)[0]
+
+
+def test_gpus_without_bf16_are_served_in_fp16() -> None:
+    """Engines refuse bf16 below 8.0: T4 has 65 TFLOP/s in fp16, 8 in fp32."""
+    t4, small = device("t4"), llm.config("opt-1.3b")
+    bf16, fp16 = (Iterations.of(small, ServingPlan(weight_dtype=d), t4) for d in ("bf16", "fp16"))
+    assert bf16.time_s(PROMPT)[0] == fp16.time_s(PROMPT)[0]
+    assert 2 * 8192 * small.parameters / 65e12 < fp16.time_s(PROMPT)[0] < 4 * 2 * 8192 * small.parameters / 65e12
 
 
 def test_experts_have_kernels_of_their_own_bandwidth() -> None:

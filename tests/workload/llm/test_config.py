@@ -217,11 +217,21 @@ def test_layer_types_become_the_shortest_pattern() -> None:
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
     ({"quant_method": "mxfp4", "modules_to_not_convert": []}, "mxfp4"),
     ({"quant_method": "awq", "bits": 4}, "int4"),
-    ({"quant_method": "gptq", "bits": 8}, "int8"),
+    ({"quant_method": "gptq", "bits": 8}, "w8a16"),
     ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}}},
      "int4"),
     ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}}},
      "fp8"),
+    # As llm-compressor writes W8A8: RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8, config.json.
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "dynamic": False},
+        "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}}}}, "int8"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "int"}, "input_activations": None}}}, "w8a16"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "weights": {"num_bits": 4, "type": "int"}, "input_activations": {"num_bits": 8, "type": "int"}}}}, "int4"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}}}, "fp8"),
     ({"quant_method": "compressed-tensors", "config_groups": [1]}, ""),
     ({"quant_method": "bitsandbytes"}, ""),
     ("fp8", ""),

@@ -28,6 +28,9 @@ _GIB, _GB = 2**30, 10**9
 #: Formats that an engine makes of 16-bit weights as it loads them. Others it finds in the checkpoint, and refuses or
 #: slows down where an option names another method than the checkpoint's.
 _MADE_ON_LOADING = ("fp8",)
+#: Methods to name all the same: SGLang's own kernels for a checkpoint with a scale a channel and activations scaled by
+#: the token, which it else leaves to others' (docs/advanced_features/quantization.md).
+_METHODS: Mapping[str, Mapping[str, str]] = {"vllm": {}, "sglang": {"int8": "w8a8_int8"}}
 _FROM_CHECKPOINT = re.compile(r"weights in (\w+) from a checkpoint")
 #: Policies of a plan's router, as the routers of the engines name the nearest of theirs.
 _POLICIES = {"round-robin": "round_robin", "least-loaded": "power_of_two", "prefix-aware": "cache_aware",
@@ -63,10 +66,12 @@ class Launch:
         return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
-def _dtype(plan: ServingPlan) -> list[str]:
+def _dtype(plan: ServingPlan, engine: str) -> list[str]:
     if plan.weight_dtype in ("bf16", "fp16"):
         return ["--dtype", {"bf16": "bfloat16", "fp16": "float16"}[plan.weight_dtype]]
-    return ["--quantization", plan.weight_dtype] if plan.weight_dtype in _MADE_ON_LOADING else []
+    half = ["--dtype", "float16"] if plan.kv_dtype == "fp16" else []
+    method = plan.weight_dtype if plan.weight_dtype in _MADE_ON_LOADING else _METHODS[engine].get(plan.weight_dtype)
+    return [*half, "--quantization", method] if method else half
 
 
 def _kv_dtype(plan: ServingPlan, engine: str) -> list[str]:
@@ -95,7 +100,7 @@ def _vllm(plan: ServingPlan, model: str, role: str) -> list[str]:
         said += ["--data-parallel-size", str(plan.dp)]
     if plan.ep > 1:
         said.append("--enable-expert-parallel")
-    said += [*_dtype(plan), *_kv_dtype(plan, "vllm")]
+    said += [*_dtype(plan, "vllm"), *_kv_dtype(plan, "vllm")]
     said += [
         "--max-num-batched-tokens", str(plan.max_num_batched_tokens), "--max-num-seqs", str(plan.max_num_seqs),
         "--block-size", str(plan.block_size), "--gpu-memory-utilization", f"{plan.gpu_memory_percent / 100:.2f}",
@@ -128,7 +133,7 @@ def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
         said += ["--dp-size", str(plan.dp), "--enable-dp-attention"]
     if plan.ep > 1:
         said += ["--ep-size", str(plan.ep)]
-    said += [*_dtype(plan), *_kv_dtype(plan, "sglang")]
+    said += [*_dtype(plan, "sglang"), *_kv_dtype(plan, "sglang")]
     # The engine divides chunk and batch among dp ranks; the plan's are of one rank.
     chunk = plan.max_num_batched_tokens * plan.dp if plan.chunked_prefill else -1
     said += ["--chunked-prefill-size", str(chunk)]

@@ -9,6 +9,7 @@ from typing import Any
 from foretell.errors import InputError, unknown
 from foretell.hardware import Cluster, Device, cluster
 from foretell.simulate.serving import CHOICES, ServingPlan
+from foretell.simulate.serving.formats import refusal
 from foretell.workload.llm import LLMConfig
 
 __all__ = ["DEGREES", "label", "machines", "plans", "refused", "shape"]
@@ -76,6 +77,8 @@ def plans(
                 raise unknown(name, str(value), CHOICES[name])
     fixed = {name: asked.pop(name) for name in _FIXED if name in asked}
     values = {name: tuple(asked.get(name, usual)) for name, usual in DEGREES.items()}
+    if not runs(device, "bf16"):
+        values |= {name: ("fp16",) for name in ("weight_dtype", "kv_dtype") if name not in asked}
     if config.moe is None and "dp" not in asked:
         values["dp"] = (1,)
     if "weight_dtype" not in asked and config.published_weights and runs(device, config.published_weights):
@@ -100,8 +103,11 @@ def plans(
                 values["weight_dtype"], values["kv_dtype"], values["max_num_batched_tokens"], values["max_num_seqs"],
                 *rest,
             ):  # fmt: skip
-                if not runs(device, w) or not runs(device, kv) or tokens < seqs:
-                    reasons[f"{device.name} has no {w} arithmetic"] = None
+                if reason := _format_refused(device, w, kv):
+                    reasons[reason] = None
+                    continue
+                if tokens < seqs:
+                    reasons[f"{seqs} sequences take a token each of iterations of {tokens}"] = None
                     continue
                 found += 1
                 more = dict(zip(fixed, others, strict=True))
@@ -114,8 +120,20 @@ def plans(
         raise InputError(f"no plan for {config.name} on {device.name} is legal: {what}", "plan serve")
 
 
+def _format_refused(device: Device, weights: str, cache: str) -> str:
+    """Why a device has not these formats of weights and of the cache; "" where it has. Nothing multiplies a cache."""
+    if (refused := refusal(weights, device)) is not None:
+        return f"{refused.what}: {refused.repair}"
+    lacking = weights if not runs(device, weights) else cache if cache != "int8" and not runs(device, cache) else ""
+    return f"{device.name} has no {lacking} arithmetic" if lacking else ""
+
+
 def runs(device: Device, dtype: str) -> bool:
-    """Whether a device computes with, or at least unpacks, a format: weights of 4 and 8 bits are unpacked anywhere."""
+    """Whether a device computes with, or at least unpacks, a format of weights: those of fewer bits are unpacked
+    anywhere, but for INT8, which is of activations too.
+    """
+    if dtype == "int8":
+        return refusal(dtype, device) is None
     if dtype == "fp8":
         return any(name.startswith("fp8") for name in device.peaks)
     if dtype == "bf16":

@@ -15,8 +15,9 @@ __all__ = ["CHOICES", "ServingPlan"]
 #: ``static``: whole batches, padded, one after the other (no continuous batching).
 ENGINES = ("vllm", "sglang", "trtllm", "static")
 PREEMPTION = ("recompute", "swap")
-#: Formats of weights, and of the KV cache; an engine may have fewer.
-FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
+#: Formats of weights, and of the KV cache; an engine may have fewer. In ``int8`` activations are too (W8A8), ``w8a16``
+#: and ``int4`` are of weights alone.
+FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "mxfp4", "int8", "w8a16", "int4")
 KV_FORMATS = ("bf16", "fp16", "fp8", "nvfp4", "int8")
 ROUTERS = ("round-robin", "least-loaded", "prefix-aware", "two-choices")
 

@@ -25,8 +25,8 @@ BLOCKS: tuple[str, ...] = ("pre_norm", "post_norm", "sandwich", "parallel", "par
 
 ATTENTION: tuple[str, ...] = ("full", "sliding")
 
-#: Formats of published weights besides 16-bit ones.
-WEIGHTS: tuple[str, ...] = ("fp8", "nvfp4", "mxfp4", "int8", "int4")
+#: Formats of published weights besides 16-bit ones. With ``int8`` ones go activations in INT8, with ``w8a16`` not.
+WEIGHTS: tuple[str, ...] = ("fp8", "nvfp4", "mxfp4", "int8", "w8a16", "int4")
 
 # Beyond any model there will be: sizes of matrices and of a whole model stay far below what 64 bits hold.
 MOST_LAYERS, MOST_SIZE, MOST_TOKENS = 10_000, 10_000_000, 2**31

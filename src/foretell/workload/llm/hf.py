@@ -464,12 +464,18 @@ def _published_weights(data: Mapping[str, Any]) -> str:
     method = str(found.get("quant_method"))
     if method in ("fp8", "fbgemm_fp8", "mxfp4"):
         return method.removeprefix("fbgemm_")
-    known: dict[Any, str] = {(4, "int"): "int4", (8, "int"): "int8", (4, "float"): "nvfp4", (8, "float"): "fp8"}
+    known: dict[Any, str] = {(4, "int"): "int4", (8, "int"): "w8a16", (4, "float"): "nvfp4", (8, "float"): "fp8"}
     if method in ("awq", "gptq"):
         return known.get((found.get("bits"), "int"), "")
     groups = found.get("config_groups")
     if method == "compressed-tensors" and isinstance(groups, Mapping):
-        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
-        kinds = {known.get((one.get("num_bits"), one.get("type")), "") for one in weights if isinstance(one, Mapping)}
+        kinds = set()
+        for group in groups.values():
+            weights, inputs = (group.get(key) if isinstance(group, Mapping) else None
+                               for key in ("weights", "input_activations"))  # fmt: skip
+            if isinstance(weights, Mapping):
+                kind = known.get((weights.get("num_bits"), weights.get("type")), "")
+                eight = isinstance(inputs, Mapping) and (inputs.get("num_bits"), inputs.get("type")) == (8, "int")
+                kinds.add("int8" if kind == "w8a16" and eight else kind)
         return kinds.pop() if len(kinds) == 1 else ""
     return ""

@@ -55,6 +55,11 @@ def promote(a: str, b: str) -> str:
     return a if a == b or dtype_bytes(a) > dtype_bytes(b) else b
 
 
+def _multiplied(stored: str) -> bool:
+    """Whether products take activations, too, in the format in which weights are stored; the others are widened."""
+    return stored.startswith("float8") or stored == "int8"
+
+
 class Recorder:
     """Ops, tensors and storages of one step, growing in the order they run.
 
@@ -524,7 +529,7 @@ class Recorder:
         x = self.alias(x, (rows, inner))
         dtype = "float32" if fp32 else self.compute_dtype
         name, first = ("aten.mm.default", ()) if bias is None else ("aten.addmm.default", (bias,))
-        if quantized and stored.startswith("float8"):  # activations are converted too, and both multiply as fp8
+        if quantized and _multiplied(stored):  # activations are converted too
             x = self.op("aten._to_copy.default", (x,), (self.shape(x), stored))
             name, first = "aten._scaled_mm.default", ()
         transposed = self._transposed(weight)
@@ -564,7 +569,7 @@ class Recorder:
         name = "foretell.grouped_mm.default"
         if not quantized:
             x, weight = self.half(x), self.half(weight)
-        elif stored.startswith("float8"):
+        elif _multiplied(stored):
             x = self.op("aten._to_copy.default", (x,), (self.shape(x), stored))
             name = "aten._scaled_grouped_mm.default"
         met = max(1, min(experts, round(touched)))  # whole experts in the shape, the expectation in the bytes

@@ -34,7 +34,8 @@ __all__ = ["COLUMNS", "FORMAT_BYTES", "KERNELS", "PARTS", "Costs", "attended"]
 #: Bytes of one value of weights or of the cache: blocks of 16 or 32 values share a scale of 8 bits, groups of 128 one
 #: of 16 bits.
 FORMAT_BYTES = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125, "int4": 0.515625,
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "w8a16": 1.0, "nvfp4": 0.5625, "mxfp4": 0.53125,
+    "int4": 0.515625,
 }  # fmt: skip
 PARTS = ("products", "attention", "experts", "communication", "elementwise", "logits", "sampling")
 #: What a table keeps beside the seconds of each part: seconds that arithmetic and device memory are the limit, joules
@@ -49,6 +50,9 @@ _LOW_LATENCY = 256.0
 _WIDENING, _TILE_ROWS = 1.5, 64.0
 #: Rows of the smallest tile of tensor cores (mma.m16n8k16).
 _FEW_ROWS = 16.0
+#: Whose constants products in int8 go by, of which no open table has any: CUTLASS's kernels for fp8, which differ in
+#: the instruction alone; for experts one Triton kernel serves 16 bits and int8.
+_ALIKE = {("product", "int8"): "fp8", ("experts", "int8"): "half"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,13 @@ class _Runs:
 def _runs(number_format: str, device: Device) -> _Runs:
     if number_format == "fp32":
         return _Runs(matrix_rate(device, "tf32").flops_per_s, 4.0, 4.0, -1, "half")
-    half = "fp16" if number_format == "fp16" else "bf16"
+    # GPUs without bf16 (up to 7.x) are served in fp16, whatever the model is published in.
+    half = "bf16" if number_format != "fp16" and device.peak("bf16") else "fp16"
     b_bytes = FORMAT_BYTES[number_format]
     if number_format == "fp8" and (rate := matrix_rate(device, "fp8")).runs_as == "fp8":
         return _Runs(rate.flops_per_s, 1.0, 1.0, SCHEMES.index("token"), "fp8")
+    if number_format == "int8" and (rate := matrix_rate(device, "int8")).runs_as == "int8":
+        return _Runs(rate.flops_per_s, 1.0, 1.0, SCHEMES.index("token"), "int8")
     if number_format == "nvfp4" and (rate := matrix_rate(device, "fp4")).runs_as == "fp4":
         return _Runs(rate.flops_per_s, 0.5, b_bytes, SCHEMES.index("nvfp4"), "fp4")
     if number_format == "mxfp4" and matrix_rate(device, "fp4").runs_as == "fp4":
@@ -133,7 +140,8 @@ class Costs:
         if power is not None:
             ideal = flops * found.padding / runs.flops_per_s
             relative = dict(power.format_w)
-            watts = power.core_w * relative.get({"fp8": "fp8", "fp4": "fp4"}.get(runs.kind, "bf16"), 1.0)
+            own = runs.kind if runs.kind in ("fp8", "fp4", "int8") else "bf16"
+            watts = power.core_w * relative.get(own, 1.0)
             held = np.maximum(ideal, compute)
             joules = watts * ((1.0 - power.issue) * ideal + power.issue * held)
             if runs.kind == "weight_only":
@@ -170,9 +178,9 @@ class Costs:
     def _product(self, table: Floats, p: Product) -> None:
         runs = _runs(p.format, self.device)
         kind = "experts" if p.part == "experts" and bool((p.batch > 1.0).any()) else "product"
-        how = generation(self.device)
-        own = f"{kind}.memory.{runs.kind}.{how}"
-        shares = f"{kind}.{runs.kind}.{how}", own if own in self.constants else f"{kind}.memory.{how}"
+        how, alike = generation(self.device), _ALIKE.get((kind, runs.kind), runs.kind)
+        own = f"{kind}.memory.{alike}.{how}"
+        shares = f"{kind}.{alike}.{how}", own if own in self.constants else f"{kind}.memory.{how}"
         sizes = np.stack([np.maximum(p.batch, 1e-3), np.maximum(p.m, 1.0), p.n, p.k])
         found = _products_alone(sizes.tobytes(), runs, self.device)
         flops = 2.0 * p.batch * p.m * p.n * p.k

@@ -16,6 +16,7 @@ from foretell.hardware import Device
 from foretell.hardware.cluster import Cluster, cluster
 from foretell.simulate.collectives import Fabric
 from foretell.simulate.serving.batch import Batch
+from foretell.simulate.serving.formats import refusal
 from foretell.simulate.serving.iteration import sizes
 from foretell.simulate.serving.iteration.constants import Constants, constants, host_of, launches_graphs
 from foretell.simulate.serving.iteration.kernels import COLUMNS, FORMAT_BYTES, KERNELS, PARTS, Costs, attended
@@ -75,12 +76,15 @@ class Iterations:
         """Tables of everything that iterations depend on: about half a second.
 
         Raises InfeasibleError where heads, experts or layers cannot be divided as the plan says, or the machine has too
-        few devices; InputError where a number of the device is unknown.
+        few devices; InputError where a number of the device is unknown, or engines have no kernels for the format of
+        weights on it.
         """
         if isinstance(machine, Device):
             machine = cluster(f"{plan.devices_per_replica}x {machine.name}")
         _check(config, plan, machine)
         device = machine.nodes[0].device
+        if (refused := refusal(plan.weight_dtype, device)) is not None:
+            raise refused
         many = plan.devices_per_replica > 1
         costs = Costs(device, Fabric.of(machine) if many else None, using or constants(), config, host_of(plan))
         weights = _weights_bytes(config, plan)
@@ -274,7 +278,8 @@ def _rank(config: LLMConfig, plan: ServingPlan) -> LLMConfig:
 
 def _dtype(number_format: str) -> str | None:
     """The element type in which `llm.graph` stores weights of this format; None: as they are."""
-    return {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}.get(number_format)
+    stored = {"fp8": "fp8", "int8": "int8", "w8a16": "uint8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
+    return stored.get(number_format)
 
 
 def _weights_bytes(config: LLMConfig, plan: ServingPlan) -> float:
