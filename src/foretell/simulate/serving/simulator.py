@@ -6,6 +6,7 @@ at one time, in that order and then by serial number; so the same input gives th
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from foretell.simulate.serving.engine.tabled import Tabled
 from foretell.simulate.serving.engine.version import since
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.simulate.serving.requests import Requests
+from foretell.units import format_bytes
 
 __all__ = ["ROUTERS", "SCHEDULERS", "Costs", "HostTier", "Link", "Runs", "Served", "Tabled", "overlaps", "serve"]
 
@@ -194,6 +196,10 @@ class _Simulation:
         if swaps and not plan.host_kv_bytes:
             raise InputError("KV blocks are swapped to no memory", "serving plan", "give host_kv_bytes")
         host = int(plan.host_kv_bytes // block_bytes) if block_bytes else 0
+        if plan.host_kv_bytes and block_bytes and not host:
+            what = f"{format_bytes(plan.host_kv_bytes)} hold less than a block of {plan.block_size} tokens"
+            repair = f"give it {format_bytes(math.ceil(block_bytes))} or more"
+            raise InputError(what, "host memory (host_kv_bytes)", repair)
         plan = plan.replace(max_num_seqs=-(-plan.max_num_seqs // plan.pp))
         ranks: list[Rank] = []
         pools: list[Blocks] = []
@@ -242,9 +248,8 @@ class _Simulation:
                 self._refused[(self._refused == 0) & (total > one.max_model_len)] = 1
             cached = total - 1 if at or not self.first_decoder else inputs
             self._refused[(self._refused == 0) & (cached > capacity * one.block_size)] = 2
-            if not one.chunked_prefill and one.engine != "static":
-                long = total - 1 > one.max_num_batched_tokens  # computed anew after a preemption, answer and all
-                self._refused[(self._refused == 0) & long] = 3
+            if not at and not one.chunked_prefill and one.engine != "static":
+                self._refused[(self._refused == 0) & (inputs > one.max_num_batched_tokens)] = 3
 
     # Notes ---------------------------------------------------------------------------------------------------------
 

@@ -158,9 +158,10 @@ class Rank:
     def admit(self, seq: Seq, budget: int, *, whole: bool, reserve: bool = False, multiple: int = 1) -> int:
         """Move the first waiting sequence to the running ones, with up to `budget` tokens of its prompt.
 
-        Returns the tokens, 0 where it cannot be: `whole` prompts do not fit the budget, or blocks lack: those of the
-        chunk, with `reserve` those of the whole prompt. A chunk that does not end the prompt is a multiple of
-        `multiple`. A sequence that has its cache already (swapped or sent) takes one token and decodes.
+        Returns the tokens, 0 where it cannot be: `whole` prompts do not fit the budget (one that its answer made longer
+        than any is cut all the same), or blocks lack: those of the chunk, with `reserve` those of the whole prompt. A
+        chunk that does not end the prompt is a multiple of `multiple`. A sequence that has its cache already (swapped
+        or sent) takes one token and decodes.
 
         Where a tier has some of its prompt the sequence leaves the line, with blocks for all of its prompt, and is
         first in line again once that is loaded: 0 is returned, it is `loading`, and the next in line may be tried.
@@ -189,7 +190,9 @@ class Rank:
         new = seq.prompt - known
         chunk = min(new, budget)
         if chunk < new:
-            if whole:
+            # An answer may have made a preempted prompt longer than any iteration. (vLLM rules that out: without chunks
+            # it wants max_num_batched_tokens for all of max_model_len.)
+            if whole and not (seq.made and new > self.plan.max_num_batched_tokens):
                 return 0
             chunk = chunk // multiple * multiple
             if not chunk:

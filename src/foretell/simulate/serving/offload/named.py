@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,12 +92,20 @@ def parts_of(config: LLMConfig, plan: ServingPlan) -> int:
 
 
 def engine_tier(tiers: Sequence[NamedTier], config: LLMConfig, plan: ServingPlan, bytes_per_token: float) -> EngineTier:
-    """These tiers as one device of each replica sees them: its part of what they hold, and of links that all share."""
+    """These tiers as one device of each replica sees them: its part of what they hold, and of links that all share.
+
+    Raises InputError for a tier that is given twice, or that holds not even a block.
+    """
     names = [tier.name for tier in tiers]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{name} is given twice", _OPTION, "give a tier once")
     parts = parts_of(config, plan)
+    block = plan.block_size * bytes_per_token * parts
+    for tier in tiers:
+        if tier.capacity_bytes < block:
+            what = f"{format_bytes(tier.capacity_bytes)} hold less than a block of {plan.block_size} tokens"
+            raise InputError(what, f"{_OPTION} {tier.name}", f"give it {format_bytes(math.ceil(block))} or more")
     made = [
         Tier(tier.name, tier.capacity_bytes / parts, tier.bytes_per_s / (1 if tier.own_links else parts),
              latency_s=tier.latency_s, own_links=tier.own_links)
