@@ -28,6 +28,15 @@ MOONCAKE = [
     {"timestamp": 27482, "input_length": 1300, "output_length": 52, "hash_ids": [46, 47, 2353]},
     {"timestamp": 30535, "input_length": 1472, "output_length": 26, "hash_ids": [46, 47, 2366]},
 ]
+#: As its README shows them; the second goes on from the first's chat, the third has a block of the first elsewhere.
+BAILIAN = [
+    {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 40, "output_length": 132,
+     "type": "text", "turn": 1, "hash_ids": [1089, 1090, 6326]},
+    {"chat_id": 160, "parent_chat_id": 159, "timestamp": 62.5, "input_length": 64, "output_length": 9,
+     "type": "text", "turn": 2, "hash_ids": [1089, 1090, 7, 8]},
+    {"chat_id": 161, "parent_chat_id": -1, "timestamp": 63.0, "input_length": 20, "output_length": 3,
+     "type": "search", "turn": 1, "hash_ids": [1090, 1089]},
+]  # fmt: skip
 CHAT = [
     {"id": "a", "conversations": [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 42}]},
     {"id": "b", "conversations": [{"from": "human", "value": "only asked"}]},
@@ -55,6 +64,7 @@ FILES = {
         [0, 113], [472, 417], [18, 276], 1,
     ),
     "mooncake": ("\n".join(map(json.dumps, MOONCAKE)), [0, 3.053], [1300, 1472], [52, 26], 0),
+    "bailian": ("\n".join(map(json.dumps, BAILIAN)), [0, 1.386, 1.886], [40, 64, 20], [132, 9, 3], 0),
     "sharegpt": (json.dumps(CHAT), None, [100, 2], [10, 1], 1),
     "guidellm": (json.dumps(GUIDELLM), [0, 0.5], [20, 10], [6, 5], 3),
     "vllm": (json.dumps(VLLM), [0, 3.5], [10, 30], [1, 3], 2),
@@ -80,6 +90,32 @@ def test_a_file_of_each_kind(kind: str, packed: bool, named: bool, tmp_path: Pat
     assert trace.input_tokens.tolist() == asked
     assert trace.output_tokens.tolist() == answered
     assert sum(trace.skipped.values()) == skipped
+
+
+def test_later_files_of_a_kind(tmp_path: Path) -> None:
+    """BurstGPT's third file has two more columns, and GuideLLM's first versions another name of the time."""
+    path = tmp_path / "trace"
+    path.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "7,a1b2,3.5,ChatGPT,472,18,490,Conversation log\n9,a1b2,4,GPT-4,10,20,30,API log\n"
+    )
+    trace = read(str(path))
+    assert trace.about["kind"] == "burstgpt"
+    assert (trace.arrival_s is not None and trace.arrival_s.tolist()) == [0.0, 2.0]
+    assert trace.input_tokens.tolist() == [472, 10]
+    good = [{"prompt_tokens": 10, "output_tokens": 5, "start_time": 3.0},
+            {"prompt_tokens": 20, "output_tokens": 6, "info": {"timings": {"request_start": 4.5}}}]  # fmt: skip
+    path.write_text(json.dumps({"benchmarks": [{"requests": {"successful": good}}]}))
+    trace = read(str(path))
+    assert (trace.arrival_s is not None and trace.arrival_s.tolist()) == [0.0, 1.5]
+
+
+def test_blocks_by_themselves_share_only_beginnings(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, BAILIAN)))
+    trace = read(str(path))
+    assert trace.prefix_tokens.tolist() == [32, 32, 0]
+    assert trace.prefix[0] == trace.prefix[1] != 0
 
 
 def test_every_reader_is_tested() -> None:

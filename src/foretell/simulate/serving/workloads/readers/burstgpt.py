@@ -1,4 +1,9 @@
-"""BurstGPT: requests to ChatGPT and GPT-4 at a campus, over months."""
+"""BurstGPT: requests to ChatGPT and GPT-4 at a campus, over months.
+
+Its README's schema: Timestamp (seconds from midnight of the first day), Model, Request tokens, Response tokens, Total
+tokens, Log Type; the third file has Session ID and Elapsed time as well. Files with "without_fails" in their names have no
+response of 0 tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ _TIME, _INPUT, _OUTPUT = "Timestamp", "Request tokens", "Response tokens"
 @reader(
     "burstgpt",
     needs=((_TIME,), (_INPUT,), (_OUTPUT,)),
-    source="github.com/HPMLL/BurstGPT, README.md (arXiv 2401.17644)",
+    source="github.com/HPMLL/BurstGPT, README.md, Schema (arXiv 2401.17644)",
 )
 def burstgpt(source: Source, wanted: Wanted) -> Trace:
     """CSV with columns Timestamp (s), Request tokens and Response tokens; a response of 0 tokens is a failure."""

@@ -1,4 +1,10 @@
-"""Results of GuideLLM: one benchmark of a file, its requests replayed."""
+"""Results of GuideLLM: one benchmark of a file, its requests replayed.
+
+A benchmark's requests are in lists by status: successful, incomplete, errored (schemas/benchmark). Of each,
+``prompt_tokens`` and ``output_tokens`` are computed from what the server counted, and ``request_start_time`` from
+``info.timings`` (schemas/base/request_stats.py); in the first versions it was ``start_time``
+(GenerativeTextResponseStats, benchmark/benchmark.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ _GROUPS = {"successful": None, "incomplete": "requests that did not finish", "er
 @reader(
     "guidellm",
     looks=lambda head: head.text.lstrip().startswith("{") and '"benchmarks"' in head.text,
-    source="github.com/vllm-project/guidellm, src/guidellm/schemas/request_stats.py",
+    source="github.com/vllm-project/guidellm, src/guidellm/schemas/base/request_stats.py",
 )
 def guidellm(source: Source, wanted: Wanted) -> Trace:
     """JSON of benchmarks with requests (prompt_tokens, output_tokens, start times); FILE#2 is the second benchmark."""

@@ -1,4 +1,8 @@
-"""Mooncake's traces: requests to Kimi, with the hashes of the blocks that their prompts consist of."""
+"""Mooncake's traces: requests to Kimi, with the hashes of the blocks that their prompts consist of.
+
+Columns as in the repository's README; that times are milliseconds and blocks of 512 tokens says the paper. The two
+requests shown there, of 6,955 and 6,472 tokens, have 14 and 13 hashes: the last block need not be full.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,45 @@ from foretell.simulate.serving.workloads.family import Rows, Trace, Wanted, read
 from foretell.simulate.serving.workloads.prefixes import shared_prefixes
 from foretell.simulate.serving.workloads.source import Source, number
 
+__all__ = ["NEEDED", "hashed", "mooncake"]
+
 #: Tokens of a block that has one hash.
 BLOCK = 512
-_NEEDED = ("timestamp", "input_length", "output_length")
+NEEDED = ("timestamp", "input_length", "output_length")
 
 
 @reader(
     "mooncake",
-    needs=tuple((name,) for name in _NEEDED),
-    source="github.com/kvcache-ai/Mooncake, README.md, Open Source Trace (FAST 2025)",
+    needs=tuple((name,) for name in NEEDED),
+    source="github.com/kvcache-ai/Mooncake, README.md, Open Source Trace; FAST 2025, section 4 and appendix",
 )
 def mooncake(source: Source, wanted: Wanted) -> Trace:
     """JSON Lines with timestamp (ms), input_length, output_length and hash_ids of blocks of 512 tokens."""
+    return hashed(source, wanted, 1e3, BLOCK, chained=True)
+
+
+def hashed(source: Source, wanted: Wanted, per_second: float, block: int, *, chained: bool) -> Trace:
+    """Requests with hashes of their prompts' blocks of `block` tokens, at timestamps that count `per_second`.
+
+    A hash that is not `chained` is one of a block's tokens alone, and not of what comes before it.
+    """
     rows = Rows(wanted)
     chains: list[list[int]] = []
     lengths: list[int] = []
+    links: dict[tuple[int, int], int] = {}
     for row, value in source.objects():
         if rows.enough():
             break
-        missing = [key for key in _NEEDED if not isinstance(value, dict) or key not in value]
+        missing = [key for key in NEEDED if not isinstance(value, dict) or key not in value]
         if missing:
             rows.skip(row, "no JSON" if value is None else f"no {', '.join(missing)}")
             continue
-        time_s, tokens = number(value["timestamp"]) / 1e3, number(value["input_length"])
+        time_s, tokens = number(value["timestamp"]) / per_second, number(value["input_length"])
         if rows.add(row, time_s, tokens, number(value["output_length"])):
-            chains.append(_hashes(value.get("hash_ids")))
+            hashes = _hashes(value.get("hash_ids"))
+            chains.append(hashes if chained else _chained(hashes, links))
             lengths.append(int(tokens))
-    prefix, prefix_tokens, kept = shared_prefixes(chains, lengths, BLOCK)
+    prefix, prefix_tokens, kept = shared_prefixes(chains, lengths, block)
     return rows.trace(source, prefix, prefix_tokens, prefixes=kept)
 
 
@@ -43,3 +59,17 @@ def _hashes(value: Any) -> list[int]:
     if not isinstance(value, list):
         return []
     return [one for one in value if isinstance(one, int)] if all(isinstance(one, int) for one in value) else []
+
+
+def _chained(hashes: list[int], links: dict[tuple[int, int], int]) -> list[int]:
+    """A number for each block that stands for all blocks up to it; `links` are those given so far.
+
+    >>> links = {}
+    >>> _chained([7, 8], links), _chained([7, 9], links), _chained([9, 8], links)
+    ([1, 2], [1, 3], [4, 5])
+    """
+    found, before = [], 0
+    for one in hashes:
+        before = links.setdefault((before, one), len(links) + 1)
+        found.append(before)
+    return found

@@ -1,4 +1,9 @@
-"""Conversations as ShareGPT has them: texts without times, whose tokens are estimated."""
+"""Conversations as ShareGPT has them: texts without times, whose tokens are estimated.
+
+vLLM's and SGLang's benchmarks take the ``value`` of the first two of a row's ``conversations`` (SGLang also
+``conversation``), whoever they are from; here a system's is passed over. They leave out rows shorter than 4 or longer
+than 1,024 tokens (2,048 with the answer), which is not done here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ _TURNS = ("conversations", "conversation", "messages")
 @reader(
     "sharegpt",
     looks=lambda head: any(head.has(key) for key in _TURNS) or any(head.has(*pair) for pair in _PAIRS),
-    source="ShareGPT_V3 as vLLM's benchmarks read it (vllm/benchmarks/datasets): the first two turns",
+    source="ShareGPT_V3 as vLLM reads it (vllm/benchmarks/datasets/sharegpt.py): the first two turns",
     order=1,
 )
 def sharegpt(source: Source, wanted: Wanted) -> Trace:

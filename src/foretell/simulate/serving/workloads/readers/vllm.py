@@ -1,4 +1,10 @@
-"""Results of ``vllm bench serve`` and of SGLang's ``bench_serving``: the requests of one run, replayed."""
+"""Results of ``vllm bench serve`` and of SGLang's ``bench_serving``: the requests of one run, replayed.
+
+Both write ``input_lens``, ``output_lens``, ``ttfts``, ``itls`` and ``errors`` (empty or null where there was none), a
+list each, if they are told to; vLLM, and SGLang in its newer versions, ``start_times`` too: when each was sent, on a
+clock of their own. Requests that waited for a place at the client (vLLM's ``queue_times``) are replayed as the server
+got them.
+"""
 
 from __future__ import annotations
 
