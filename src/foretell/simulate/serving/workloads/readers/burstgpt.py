@@ -1,8 +1,8 @@
 """BurstGPT: requests to ChatGPT and GPT-4 at a campus, over months.
 
 Its README's schema: Timestamp (seconds from midnight of the first day), Model, Request tokens, Response tokens, Total
-tokens, Log Type; the third file has Session ID and Elapsed time as well. Files with "without_fails" in their names have no
-response of 0 tokens.
+tokens, Log Type; the third file has Session ID and Elapsed time as well. Files with "without_fails" in their names
+have no response of 0 tokens.
 """
 
 from __future__ import annotations
