@@ -53,6 +53,8 @@ def test_only_engines_that_have_the_format(run: Run) -> None:
         (("llama-3.1-8b", "--engine-version", "0.9"), "give --engine"),
         (("gemma-4-31b", "--on", "t4"), "only the cache is known"),
         (("no/such/config.json",), "no such file"),
+        (("llama-3.1-8b", "--on", "b200-sxm", "--engine", "vllm", "--weights", "int8"), "--weights int8: engines have"),
+        (("llama-3.1-8b", "--on", "v100-sxm2-16gb", "--engine", "sglang", "--experts", "int8"), "--experts int8: v100"),
     ],
 )
 def test_slips_are_named(run: Run, arguments: tuple[str, ...], said: str) -> None:
@@ -60,6 +62,20 @@ def test_slips_are_named(run: Run, arguments: tuple[str, ...], said: str) -> Non
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_weights_in_int8_take_half(run: Run) -> None:
+    """Llama-3.1-8B's 8.03e9 parameters but for embedding and head (128,256 · 4,096 each) in a byte; engines without
+    INT8 products for a device have no room there, others do.
+    """
+    given = ("llama-3.1-8b", "--tokens", "4096", "--json")
+    alone = run("kv", *given, "--engine", "vllm", "--on", "a100-sxm4-80gb", "--weights", "int8")
+    weights = json.loads(alone.stdout)["budget"]["weights_bytes"]
+    assert weights == pytest.approx(8.03e9 + 2 * 128256 * 4096, rel=1e-3)
+    every = json.loads(run("kv", *given, "--on", "b200-sxm", "--weights", "int8").stdout)
+    room = {one["engine"]: one["budget"] for one in every}
+    assert {name for name, budget in room.items() if isinstance(budget, str)} == {"vllm", "sglang", "trtllm"}
+    assert "no INT8 products for b200-sxm" in room["vllm"]
 
 
 def test_no_room_is_infeasible(run: Run) -> None:

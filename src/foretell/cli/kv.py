@@ -125,7 +125,16 @@ def kv(
             continue
         if place is not None:
             from foretell.cost.kv_budget import kv_budget, what_helps
+            from foretell.simulate.serving.formats import refusal
+            from foretell.simulate.serving.plan import ENGINES
 
+            unserved = refusal("int8", place) if "int8" in (weights, experts) and name in ENGINES else None
+            if unserved is not None:
+                if engine is not None:
+                    option = "--weights" if weights == "int8" else "--experts"
+                    raise InputError(unserved.what, f"{option} int8", unserved.repair)
+                budgets.append(unserved.what)
+                continue
             room: dict[str, Any] = {"share": share, "weight_dtype": weights, "expert_dtype": experts}
             asked: dict[str, Any] = {"tokens": tokens, "engine": name, **ask, **room}
             try:

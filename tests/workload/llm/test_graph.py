@@ -161,7 +161,7 @@ def test_quantized_weights() -> None:
     scaled = [op for op in eight.ops if op.name == "aten._scaled_mm.default"]
     assert {op.dtype for op in scaled} == {"float8_e4m3fn"}
     assert sum(op.repeat for op in scaled) == 32 * 7
-    both, alone = (llm.graph(config, phase="decode", context=1, weight_dtype=dtype) for dtype in ("int8", "uint8"))
+    both, alone = (llm.graph(config, phase="decode", context=1, weight_dtype=dtype) for dtype in ("int8", "w8a16"))
     assert both.parameter_bytes == alone.parameter_bytes == eight.parameter_bytes
     assert [op.repeat for op in both.ops if op.dtype == "int8" and op.macs] == [op.repeat for op in scaled]
     assert {op.dtype for op in alone.ops if op.kind == "matmul"} == {"bfloat16"}

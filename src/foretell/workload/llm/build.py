@@ -37,6 +37,7 @@ PRECISIONS: dict[str, tuple[str, str]] = {
 
 _SHORT_DTYPES = {
     "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn",
+    "int8": "int8", "w8a16": "uint8",
 }
 
 
@@ -80,8 +81,8 @@ def graph(
     `precision`: ``bf16`` and ``fp16`` store weights in half, as ``model.to(…)`` does; ``amp_bf16`` and ``amp`` keep
     fp32 weights and convert them under autocast. Optimizer state has the weights' dtype, as PyTorch makes it, unless
     `optimizer_dtype` says otherwise. `weight_dtype` quantizes the matrices of the layers (fp8 and int8 multiply as
-    such, uint8, int4 and fp4 are weight-only; scales are not counted), `expert_dtype` those of routed experts alone.
-    `kv_dtype` is the cache's.
+    such; w8a16, which is uint8, int4 and fp4 are weight-only; scales are not counted), `expert_dtype` those of routed
+    experts alone. `kv_dtype` is the cache's.
 
     `mla`: ``absorbed`` (attend to latents; the default for decode, as serving engines run it) or ``expanded`` (rebuild
     keys and values of all tokens, as `transformers` does). `logits`: ``all`` positions or the ``last``; the default is

@@ -278,8 +278,9 @@ def _rank(config: LLMConfig, plan: ServingPlan) -> LLMConfig:
 
 def _dtype(number_format: str) -> str | None:
     """The element type in which `llm.graph` stores weights of this format; None: as they are."""
-    stored = {"fp8": "fp8", "int8": "int8", "w8a16": "uint8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
-    return stored.get(number_format)
+    if number_format in ("bf16", "fp16"):
+        return None
+    return "fp4" if number_format in ("nvfp4", "mxfp4") else number_format
 
 
 def _weights_bytes(config: LLMConfig, plan: ServingPlan) -> float:
