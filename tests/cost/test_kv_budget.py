@@ -66,14 +66,31 @@ def test_no_room_is_infeasible_and_says_what_takes_it() -> None:
         kv_budget(llm.config("llama-3.3-70b"), device("t4"), tokens=1)
 
 
+#: By how much budgets may be off: 5 %, but on small GPUs without NVLink, where 0.2 GiB is 7 %, and for an engine of
+#: TensorRT's whose buffers for 2,048 sequences are a third of the memory.
+FAR_OFF = {("l4", "sglang"): 0.07, ("rtx-5090", "trtllm"): 0.12}
+
+
 @pytest.mark.parametrize("one", logged(), ids=lambda one: one.budget.label)
 def test_logs(one: Logged) -> None:
-    """What engines' logs say they left: within 5 %, but on small GPUs without NVLink, where 0.2 GiB is 7 %."""
+    """What engines' logs say they left."""
     budget = one.budget
     found = Iterations.of(budget.config, budget.plan, budget.cluster).budget
-    assert found.kv_bytes == pytest.approx(budget.nbytes, rel=0.07 if one.device == "l4" else 0.05)
+    within = FAR_OFF.get((one.device, one.engine), 0.05)
+    assert found.kv_bytes == pytest.approx(budget.nbytes, rel=within)
     if budget.tokens:
-        assert found.tokens == pytest.approx(budget.tokens, rel=0.07 if one.device == "l4" else 0.05)
+        assert found.tokens == pytest.approx(budget.tokens, rel=within)
+
+
+def test_engines_of_tensorrt_hold_buffers_for_all_sequences() -> None:
+    """Lines of two logs: 8.42 GB for 2,048 of 151,936 words (issue 1188), 223.6 MB for 256 of 32,000 (memory.md)."""
+    for name, seqs, nbytes in (("qwen2.5-0.5b", 2048, 8.42e9), ("llama-2-7b", 256, 223.6e6)):
+        config, place = llm.config(name), device("a100-sxm4-80gb")
+        parts = [
+            kv_budget(config, place, tokens=1, engine="trtllm", version=version, seqs=seqs).activations_bytes
+            for version in ("0.19.0", "1.0.0")
+        ]
+        assert parts[0] - parts[1] == pytest.approx(nbytes, rel=0.02)
 
 
 def test_one_function_for_command_and_simulator() -> None:

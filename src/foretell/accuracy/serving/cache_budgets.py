@@ -5,7 +5,8 @@
 ``--mem-fraction-static 0.93``, "#tokens: 367404, K size: 8.23 GB, V size: 8.23 GB". Neither chose a constant.
 
 `logged` are all, those first. Some chose the constants of `foretell.cost.kv_budget` (`Logged.chose`), the others only
-check them.
+check them. Of TensorRT-LLM's, one is far off: an engine for 2,048 sequences over 128,256 words, whose buffers took 21
+bytes each and not the 27 that three other logs print (one of them that of Qwen2.5-0.5B in its issue 1188).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CacheBudget:
 @dataclass(frozen=True, slots=True)
 class Logged:
     """One start of an engine: what was run with which settings, GiB and tokens of its cache (0: not printed), whether
-    the constants were chosen on it, and where it is from."""
+    the constants were chosen on it, where it is from, and the format of its cache."""
 
     name: str
     device: str
@@ -53,6 +54,7 @@ class Logged:
     tokens: int
     chose: bool
     source: str
+    cache: str = "bf16"
 
     @property
     def budget(self) -> CacheBudget:
@@ -60,7 +62,7 @@ class Logged:
         found = model(self.name)
         assert found is not None, self.name
         plan = ServingPlan(
-            engine=self.engine, version=self.version, tp=self.tp, weight_dtype=self.weights,
+            engine=self.engine, version=self.version, tp=self.tp, weight_dtype=self.weights, kv_dtype=self.cache,
             gpu_memory_percent=self.percent, max_num_batched_tokens=self.step, max_num_seqs=self.seqs,
         )  # fmt: skip
         label = f"{self.name} {self.engine} {self.version}, {self.tp}x {self.device}"
@@ -103,6 +105,31 @@ LOGS: tuple[Logged, ...] = (
     Logged(
         "Qwen2.5-32B", "l4", 4, "sglang", "0.4.3", 85, 2048, 256, "bf16", 2.84, 46_611, False,
         "didier-durand/llms-in-clouds, SGLang with QwQ-32B (of the same shape) on g6.12xlarge, March 2025",
+    ),
+    # TensorRT-LLM: the percentage is of what is free.
+    Logged(
+        "Llama-3.1-8B", "h100-sxm", 1, "trtllm", "0.20.0", 80, 23552, 4096, "fp8", 52.51, 860_320, False,
+        "NVIDIA/TensorRT-LLM, issue 6294 (July 2025): trtllm-bench on PyTorch", "fp8",
+    ),
+    Logged(
+        "Llama-3.1-8B", "rtx-5090", 1, "trtllm", "0.19.0", 90, 1024, 2048, "fp8", 16.05, 263_008, False,
+        "NVIDIA/TensorRT-LLM, issue 4275, comment 2941155249: an engine for 2,048 sequences", "fp8",
+    ),
+    Logged(
+        "Llama-2-7b", "h100-sxm", 2, "trtllm", "0.16.0", 90, 8192, 256, "bf16", 63.44, 259_840, False,
+        "NVIDIA/TensorRT-LLM, docs/source/reference/memory.md: model, GPU and degree by the sizes that its log prints",
+    ),
+    Logged(
+        "Llama-2-7b", "a100-sxm4-80gb", 1, "trtllm", "0.8.0", 90, 4096, 1, "int8", 64.75, 132_608, False,
+        "NVIDIA/TensorRT-LLM, issue 1400 (April 2024): model by the sizes that its log prints",
+    ),
+    Logged(
+        "Llama-2-7b", "a10", 1, "trtllm", "0.5.0", 95, 51200, 25, "bf16", 5.23, 10_718, False,
+        "NVIDIA/TensorRT-LLM, issue 224 (October 2023): prompts of up to 2,048 tokens, 25 at a time",
+    ),
+    Logged(
+        "gpt-j-6b", "h100-sxm", 1, "trtllm", "0.12.0", 99, 8192, 4096, "fp8", 62.99, 294_848, True,
+        "NVIDIA/TensorRT-LLM, benchmarks/Suite.md of July 2024: model by the size of its cache", "fp8",
     ),
 )  # fmt: skip
 
