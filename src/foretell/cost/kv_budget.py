@@ -89,9 +89,9 @@ _MODULES_BYTES, _NVLINK_BYTES = 256 * _MIB, int(1.85 * _GIB)
 _SORTED_BYTES, _FILTERED_BYTES = 38, 14
 _SAMPLER_BYTES = 56 * _MIB  # scratch of the filter (pull request 33538 measures 80 MiB) or of cuBLAS
 
-# TensorRT-LLM's engines, which versions up to 0.19 run unless told otherwise, have buffers of their own before the cache
-# ("for runtime buffers", "for decoder"), for all sequences that may run: 1.14 and 4.35 GB for 4,096 of them over 50,400
-# words, or 27 bytes each (benchmarks/Suite.md of July 2024, whose log is of GPT-J by the size of its cache).
+# TensorRT-LLM's engines, which versions up to 0.19 run unless told otherwise, have buffers of their own before the
+# cache ("for runtime buffers", "for decoder"), for all sequences that may run: 1.14 and 4.35 GB for 4,096 of them over
+# 50,400 words, or 27 bytes each (benchmarks/Suite.md of July 2024, whose log is of GPT-J by the size of its cache).
 _ENGINE_BYTES, _WITHOUT_ENGINES = 27, (0, 20)
 
 _TORCH_ONLY, _SINCE_CONTEXT, _FILTERED = (0, 2, 5), (0, 7), (0, 17)
