@@ -245,7 +245,8 @@ def serve(
         if timeline is not None:
             from foretell.timeline import write_chrome
 
-            write_chrome(found.served.to_timeline(), timeline)
+            named = {"workload": f"llm:{config.name}", "device": on}
+            write_chrome(found.served.to_timeline(about=named), timeline)
         if requests_out is not None:
             write_requests(found.served, requests_out)
     except OSError as error:

@@ -598,6 +598,16 @@ def test_runs_add_up_to_the_iterations() -> None:
         runs.start_s[0] = 1.0
 
 
+def test_levels_hold_while_they_run_and_fall_in_pauses() -> None:
+    """One prompt of 100 tokens and two of its answer, a second each, again at 10 s."""
+    result = serve(Constant(), ServingPlan(), Requests.of([0.0, 10.0], 100, 3))
+    counters = {c.name: c for c in result.to_timeline().counters}
+    running = counters["running, replica 0"]
+    assert running.time_s.tolist() == [0.0, 1.0, 3.0, 10.0, 11.0, 13.0]
+    assert running.value.tolist() == [1, 1, 0, 1, 1, 0]
+    assert counters["KV blocks, replica 0"].value.tolist() == [7, 7, 0, 7, 7, 0]
+
+
 def test_a_timeline_has_so_many_lanes_of_requests() -> None:
     result = serve(Linear(), ServingPlan(replicas=2), poisson(50, 20.0))
     timeline = result.to_timeline(most_requests=7)
@@ -611,5 +621,7 @@ def test_a_timeline_has_so_many_lanes_of_requests() -> None:
     assert {c.name for c in timeline.counters} >= {"KV blocks, replica 0", "waiting, replica 1"}
     assert sum(event["ph"] == "X" for event in chrome_events(timeline)) == len(timeline)
     assert len(result.to_timeline(most_requests=0, most_runs=10)) == 10
+    named = next(chrome_events(result.to_timeline(about={"workload": "llm:x", "device": "h100"})))
+    assert named["args"] == {"name": "llm:x · h100"}
     ranks = serve(Linear(), ServingPlan(dp=2), poisson(5, 20.0)).to_timeline()
     assert ranks.lanes[:2] == ("replica 0 rank 0", "replica 0 rank 1")

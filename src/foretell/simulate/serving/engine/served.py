@@ -156,10 +156,13 @@ class Served:
         """When the last iteration ends."""
         return float(self.runs.end_s.max()) if len(self.runs) else 0.0
 
-    def to_timeline(self, *, most_requests: int = 100, most_runs: int = 100_000) -> Timeline:
+    def to_timeline(
+        self, *, most_requests: int = 100, most_runs: int = 100_000, about: Mapping[str, str] | None = None
+    ) -> Timeline:
         """Lanes of replicas with their runs of iterations, of `most_requests` requests with their phases, and counters.
 
         Requests are taken evenly from all that were served; a replica's runs from its first on, `most_runs` in all.
+        `about` says more of where it is from: its ``workload`` and ``device`` make its title.
         """
         runs, chosen = self.runs, np.flatnonzero(self.served)
         if len(chosen) > most_requests:
@@ -195,14 +198,18 @@ class Served:
         counters = []
         for at, lane in enumerate(lanes[: len(lanes) - len(chosen)]):
             mine = shown[np.asarray(where[: len(shown)]) == lane] if at < 16 else shown[:0]
+            start, end = runs.start_s[mine], runs.end_s[mine]
+            pauses = end[np.append(start[1:] > end[:-1] + 1e-9, True)] if len(mine) else end
+            times = np.concatenate((start, pauses))
+            order = np.argsort(times, kind="stable")
             for name, unit, column in (
                 ("KV blocks", "blocks", runs.kv_blocks),
                 ("running", "sequences", runs.running),
                 ("waiting", "sequences", runs.waiting),
             ):
-                if len(mine):
-                    value = column[mine].astype(np.float64)
-                    counters.append(Counter(f"{name}, {lane}", unit, runs.end_s[mine].copy(), value))
+                if len(mine):  # a level holds until the next run, or until nothing runs
+                    value = np.concatenate((column[mine].astype(np.float64), np.zeros(len(pauses))))
+                    counters.append(Counter(f"{name}, {lane}", unit, times[order], value[order]))
         return Timeline.of(
             lane=where,
             start_s=np.concatenate(starts),
@@ -212,5 +219,5 @@ class Served:
             args={key: np.concatenate(columns) for key, columns in args.items()},
             lanes=lanes,
             counters=counters,
-            about=self.about,
+            about={**self.about, **(about or {})},
         )
