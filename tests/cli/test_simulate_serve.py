@@ -331,7 +331,7 @@ def test_nothing_that_can_be_served(run: Run) -> None:
         (("--rate", "1", "--start", "2s"), "is a time of a trace"),
         (("--rate", "1", "--lengths", "x", "--isl", "1"), "both say lengths"),
         (("--rate", "1", "--isl", "0"), "give 1 to"),
-        (("--rate", "1", "--num-requests", "0"), "0 requests"),
+        (("--rate", "1", "--num-requests", "0"), "give a whole number from 1 to 20,000,000"),
         (("--rate", "1", "--engine", "vlm"), "did you mean 'vllm'"),
         (("--rate", "1", "--slo", "ttft"), "write e.g. ttft=500ms"),
         (("--rate", "1", "--percentiles", "50,x"), "no percentiles"),

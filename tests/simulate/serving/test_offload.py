@@ -414,15 +414,15 @@ def test_bad_input_says_what() -> None:
     tier = host()
     for tiers, more, text in (
         ([], {}, "no tier"), ([tier, tier], {}, "twice"), ([tier], {"write": "around"}, "through or back"),
-        ([tier], {"chunk_tokens": 0}, "1 or more"),
+        ([tier], {"chunk_tokens": 0}, "from 1 on"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             Hierarchy(tiers, 1.0, **more)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="bytes a token"):
+    with pytest.raises(InputError, match=r"bytes_per_token is 0\.0; give a number above 0"):
         Hierarchy([tier], 0.0)
     with pytest.raises(UnknownNameError, match="lru"):
         Tier("host", 1.0, 1.0, eviction="lur")
-    with pytest.raises(InputError, match="read rate"):
+    with pytest.raises(InputError, match=r"read_bytes_per_s is 0\.0"):
         Tier("host", 1.0, 0.0)
     with pytest.raises(InputError, match="capacity"):
         Tier("host", -1.0, 1.0)

@@ -496,7 +496,7 @@ def test_plans_that_cannot_run_are_named() -> None:
     little = ServingPlan(prefix_cache=True, host_kv_bytes=15)
     with pytest.raises(InputError, match=r"15 B hold less than a block of 16 tokens; give it 16 B or more"):
         serve(Constant(), little, requests, host_link=Link(1.0))
-    with pytest.raises(InputError, match="a link of"):
+    with pytest.raises(InputError, match=r"link: bytes_per_s is 0\.0; give a number above 0"):
         Link(0.0)
     with pytest.raises(UnknownNameError, match="did you mean 'round-robin'"):
         serve(Constant(), ServingPlan(), requests, router="roundrobin")

@@ -405,7 +405,7 @@ def test_missing_columns_and_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"a,b\n" * 1000)[:-9])
     with pytest.raises(InputError, match="cannot be read to its end"):
         read(f"azure:{path}")
-    with pytest.raises(InputError, match="give 1 to"):
+    with pytest.raises(InputError, match="number from 1 to 20,000,000"):
         Wanted(limit=0)
 
 

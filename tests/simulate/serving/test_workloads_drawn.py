@@ -94,7 +94,7 @@ def test_names_of_processes() -> None:
     assert "gamma:CV" in processes()
     with pytest.raises(ForetellError, match="registered already"):
         process("poisson", "poisson")(lambda count, rate, rng, values: np.zeros(count))
-    with pytest.raises(InputError, match="rate above 0"):
+    with pytest.raises(InputError, match="number above 0, up to 1e"):
         arrivals("poisson", 0.0, 3, rng())
 
 

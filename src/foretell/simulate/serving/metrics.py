@@ -18,6 +18,7 @@ import numpy.typing as npt
 from foretell.errors import InputError, unknown
 from foretell.simulate.serving.batch import Batch
 from foretell.simulate.serving.engine.served import Runs, Served
+from foretell.simulate.serving.given import instance, number
 from foretell.simulate.serving.iteration import BOUNDS, Iterations
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.units import parse_time
@@ -58,6 +59,11 @@ class Slo:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    def __post_init__(self) -> None:
+        for column in fields(self):
+            if getattr(self, column.name) is not None:
+                number(getattr(self, column.name), column.name, "limits of a request")
+
     @property
     def limits(self) -> dict[str, float]:
         """The limits there are, by latency."""
@@ -72,6 +78,7 @@ def parse_slo(text: str) -> Slo:
     {'ttft': 0.5, 'tpot': 0.05}
     """
     limits: dict[str, float] = {}
+    instance(text, str, "the limits", "--slo", "a text, e.g. ttft=500ms,tpot=50ms")
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         if not equals:
@@ -234,6 +241,12 @@ def measure(
     `price_usd_per_h` is that of one device, `idle_w` what one draws while it does nothing. Without `costed` what limits
     iterations and their energy stay unknown. Raises InputError where no time or no request is left.
     """
+    number(warm_up_s, "warm_up_s", "measure")
+    number(cool_down_s, "cool_down_s", "measure")
+    for q in percentiles:
+        number(q, "a percentile", "measure", most=100.0)
+    if slo is not None:
+        instance(slo, Slo, "slo", "measure", "Slo(ttft_s=…), or parse_slo(text)")
     ok = served.served
     first_s = float(served.arrival_s.min()) if len(served) else 0.0
     last_s = max(served.end_s, float(served.arrival_s.max(initial=0.0)))

@@ -26,6 +26,7 @@ from foretell.simulate.serving.engine.sequence import Seq
 from foretell.simulate.serving.engine.served import Runs, RunsWriter, Served
 from foretell.simulate.serving.engine.tabled import Tabled
 from foretell.simulate.serving.engine.version import since
+from foretell.simulate.serving.given import instance, number, whole
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.simulate.serving.requests import Requests
 from foretell.units import format_bytes
@@ -88,9 +89,30 @@ def serve(
     A request that can never be served is refused, with the reason, and all others are served to their last token.
     Raises InfeasibleError where not one block fits, InputError where the plan and the arguments do not go together.
     """
-    if concurrency < 0 or (concurrency and offline):
+    instance(plan, ServingPlan, "plan", "serving", "a ServingPlan")
+    instance(requests, Requests, "requests", "serving", "Requests, as Requests.of makes them")
+    for name, wanted, missing in (
+        ("iterations", "something like Iterations", _lacks(iterations, "kv_capacity_tokens", "time_s")),
+        ("tier", "something like HostTier", tier is not None and _lacks(tier, "put", "has", "load_s")),
+    ):
+        if missing:
+            raise InputError(f"{name} has no {missing}", "serving", f"give {wanted}")
+    whole(concurrency, "concurrency", "serving")
+    instance(offline, bool, "offline", "serving", "True or False")
+    whole(seed, "seed", "serving")
+    for name, link in (("host_link", host_link), ("kv_link", kv_link)):
+        if link is not None:
+            instance(link, Link, name, "serving", "Link(bytes_per_s)")
+    if overlap is not None:
+        instance(overlap, bool, "overlap", "serving", "True or False")
+    if decode_plan is not None:
+        instance(decode_plan, ServingPlan, "decode_plan", "serving", "a ServingPlan")
+    if concurrency and offline:
         raise InputError(f"concurrency {concurrency} with offline={offline}", "serving", "choose one kind of load")
     split = bool(plan.prefill_replicas or plan.decode_replicas)
+    if not split and (decode_iterations is not None or decode_plan is not None):
+        what = "decode_iterations or decode_plan for a plan that is not disaggregated"
+        raise InputError(what, "serving", "give the plan prefill_replicas and decode_replicas")
     if split and (not (plan.prefill_replicas and plan.decode_replicas) or kv_link is None):
         what = f"{plan.prefill_replicas} replicas for prompts, {plan.decode_replicas} to decode, kv_link {kv_link}"
         raise InputError(what, "serving plan", "disaggregation needs both, and a link between them")
@@ -120,6 +142,11 @@ def serve(
             "seed": str(seed),
         }
     )
+
+
+def _lacks(given: object, *names: str) -> str:
+    """The first of these attributes that it has not; "" where it has all."""
+    return next((name for name in names if not hasattr(type(given), name) and not hasattr(given, name)), "")
 
 
 def _tabled(costs: Costs) -> Costs:
@@ -185,6 +212,8 @@ class _Simulation:
         if plan.max_num_seqs > plan.max_num_batched_tokens:
             what = f"max_num_seqs {plan.max_num_seqs} is above max_num_batched_tokens {plan.max_num_batched_tokens}"
             raise InputError(what, "serving plan", "each running sequence takes a token of every iteration")
+        number(costs.kv_capacity_tokens, "kv_capacity_tokens", "iterations", most=2**62)
+        number(costs.kv_bytes_per_token, "kv_bytes_per_token", "iterations", most=2**62)
         capacity = int(costs.kv_capacity_tokens) // plan.block_size
         if capacity < 1:
             what = f"the KV cache holds {int(costs.kv_capacity_tokens)} tokens, less than a block of {plan.block_size}"

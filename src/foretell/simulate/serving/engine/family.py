@@ -62,5 +62,5 @@ class Registry(Generic[Policy]):
         """The policy called `name`. Raises UnknownNameError, with near names, where there is none."""
         self._discover()
         if name not in self._members:
-            raise unknown(self.what, name, self.names())
+            raise unknown(self.what, str(name), self.names())
         return self._members[name]

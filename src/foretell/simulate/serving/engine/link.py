@@ -6,10 +6,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretell.errors import InputError
 from foretell.simulate.serving.engine.blocks import Key
+from foretell.simulate.serving.given import number
+from foretell.simulate.serving.requests import LATEST_S
 
 __all__ = ["HostTier", "Link"]
+
+#: Bytes a second: as good as no time at all.
+_FASTEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,8 @@ class Link:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.bytes_per_s < float("inf") and 0.0 <= self.latency_s < float("inf")):
-            raise InputError(f"a link of {self.bytes_per_s} bytes/s and {self.latency_s} s", "serving")
+        number(self.bytes_per_s, "bytes_per_s", "link", above=True, most=_FASTEST)
+        number(self.latency_s, "latency_s", "link", most=LATEST_S)
 
     def seconds(self, nbytes: float) -> float:
         """Time of one transfer.

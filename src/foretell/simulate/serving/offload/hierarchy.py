@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import InputError
+from foretell.simulate.serving.given import instance, number, whole
 from foretell.simulate.serving.offload.tier import Chunk, Tier
 from foretell.simulate.serving.offload.timing import pipelined_s
 
@@ -20,6 +21,8 @@ __all__ = ["Admission", "EngineTier", "Hierarchy", "Prefill"]
 
 #: LMCache's default: caches are kept and moved in chunks of so many tokens.
 CHUNK_TOKENS = 256
+#: Bytes of one cached token that are none.
+_MOST_BYTES = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,13 @@ class Hierarchy:
     ) -> None:
         if not tiers:
             raise InputError("no tier", "offload", "give one at least")
+        for tier in tiers:
+            instance(tier, Tier, "a tier", "offload", "Tier(…)")
         if len({id(tier) for tier in tiers}) < len(tiers):
             raise InputError("a tier is given twice", "offload")
-        if not bytes_per_token > 0.0:
-            raise InputError(f"{bytes_per_token} bytes a token", "offload", "give what a cached token takes")
-        if chunk_tokens < 1 or layers < 1:
-            raise InputError(f"chunks of {chunk_tokens} tokens, {layers} layers", "offload", "give 1 or more of both")
+        number(bytes_per_token, "bytes_per_token", "offload", above=True, most=_MOST_BYTES)
+        whole(chunk_tokens, "chunk_tokens", "offload", least=1)
+        whole(layers, "layers", "offload", least=1)
         if write not in ("through", "back"):
             raise InputError(f"write {write!r}", "offload", "write through or back")
         self.tiers = tuple(tiers)

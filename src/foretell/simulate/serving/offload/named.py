@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from foretell.errors import InputError, unknown
 from foretell.simulate.serving.engine.link import Link
+from foretell.simulate.serving.given import instance, number
 from foretell.simulate.serving.offload.hierarchy import EngineTier, Hierarchy
 from foretell.simulate.serving.offload.tier import Tier
 from foretell.simulate.serving.plan import ServingPlan
+from foretell.simulate.serving.requests import LATEST_S
 from foretell.units import format_bytes, parse_bandwidth, parse_bytes, parse_time
 from foretell.workload.llm import LLMConfig
 
@@ -32,6 +34,12 @@ class NamedTier:
     latency_s: float = 0.0
     own_links: bool = False
 
+    def __post_init__(self) -> None:
+        where = f"tier {instance(self.name, str, 'name', 'tier', 'a text')!r}"
+        number(self.capacity_bytes, "capacity_bytes", where, above=True)
+        number(self.bytes_per_s, "bytes_per_s", where, above=True)
+        number(self.latency_s, "latency_s", where, most=LATEST_S)
+
     @property
     def text(self) -> str:
         """In words.
@@ -51,6 +59,7 @@ def parse_tier(text: str, host: Link | None = None) -> NamedTier:
 
     Raises InputError, UnknownNameError.
     """
+    instance(text, str, "the tier", _OPTION, "a text")
     parts = [part.strip() for part in text.split(",")]
     name, equals, size = parts[0].partition("=")
     if not equals or not name.isidentifier():

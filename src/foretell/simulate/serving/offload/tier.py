@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from foretell.errors import InputError, unknown
+from foretell.errors import unknown
+from foretell.simulate.serving.given import number, text
 from foretell.simulate.serving.offload.timing import transfer_s
+from foretell.simulate.serving.requests import LATEST_S
 
 __all__ = ["EVICTION", "Chunk", "Tier"]
 
@@ -55,19 +57,16 @@ class Tier:
         own_links: bool = False,
     ) -> None:
         writes = read_bytes_per_s if write_bytes_per_s is None else write_bytes_per_s
-        where = f"tier {name!r}"
-        if not capacity_bytes >= 0.0:
-            raise InputError(f"{capacity_bytes} bytes of capacity", where, "give 0 or more")
+        where = f"tier {text(name, 'name', 'tier')!r}"
+        number(capacity_bytes, "capacity_bytes", where)
         for value, what in (
-            (read_bytes_per_s, "read rate"), (writes, "write rate"), (transfer_bytes, "size of a transfer"),
+            (read_bytes_per_s, "read_bytes_per_s"), (writes, "write_bytes_per_s"), (transfer_bytes, "transfer_bytes"),
             (compression, "compression"),
         ):  # fmt: skip
-            if not value > 0.0:
-                raise InputError(f"a {what} of {value}", where, "give more than 0")
-        if not 0.0 <= latency_s < math.inf:
-            raise InputError(f"a latency of {latency_s} s", where)
+            number(value, what, where, above=True)
+        number(latency_s, "latency_s", where, most=LATEST_S)
         if eviction not in EVICTION:
-            raise unknown("eviction policy", eviction, EVICTION)
+            raise unknown("eviction policy", str(eviction), EVICTION)
         self.name = name
         self.capacity_bytes = capacity_bytes
         self.read_bytes_per_s = read_bytes_per_s

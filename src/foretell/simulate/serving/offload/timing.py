@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foretell.errors import InputError
+from foretell.simulate.serving.given import number, whole
 
 __all__ = ["break_even_tokens", "pipelined_s", "transfer_s"]
 
@@ -31,8 +31,7 @@ def pipelined_s(load_s: float, compute_s: float, layers: int) -> float:
     >>> pipelined_s(8.0, 4.0, 1), pipelined_s(8.0, 4.0, 4), pipelined_s(4.0, 8.0, 4)
     (12.0, 9.0, 9.0)
     """
-    if layers < 1:
-        raise InputError(f"{layers} layers", "offload", "give one at least")
+    whole(layers, "layers", "offload", least=1)
     load, compute = load_s / layers, compute_s / layers
     return load + (layers - 1) * max(load, compute) + compute
 
@@ -51,6 +50,7 @@ def break_even_tokens(
     >>> break_even_tokens(token_s=1e-4, pair_s=0.0, bytes_per_token=1e5, bytes_per_s=5e8)
     inf
     """
+    number(bytes_per_s, "bytes_per_s", "offload", above=True)
     gain = token_s - bytes_per_token / bytes_per_s
     # pair_s n² + gain n - latency_s = 0, by whichever form of its root does not cancel
     root = math.sqrt(gain * gain + 4.0 * pair_s * latency_s)

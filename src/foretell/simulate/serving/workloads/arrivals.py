@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import ForetellError, InputError, unknown
+from foretell.simulate.serving.given import number, text, whole
 from foretell.units import parse_time
 
 Floats = npt.NDArray[np.float64]
@@ -54,11 +55,11 @@ def arrivals(spec: str, rate: float, count: int, rng: np.random.Generator) -> Fl
 
     Raises InputError, UnknownNameError.
     """
-    name, *values = spec.strip().split(":")
+    name, *values = text(spec, "the process", "--arrivals").strip().split(":")
+    whole(count, "count", "arrivals")
     if name not in _members:
         raise unknown("arrival process", name, _members)
-    if not 0 < rate < 1e9:
-        raise InputError(f"{rate:g} requests a second", "--rate", "give a rate above 0 and below 1e9")
+    number(rate, "rate", "--rate", above=True, most=1e9)
     member = _members[name]
     if len(values) != member.usage.count(":"):
         raise InputError(f"{spec[:40]!r} is no process", "--arrivals", f"write {member.usage}")

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import ForetellError, InputError, unknown
+from foretell.simulate.serving.given import instance, number, whole
 from foretell.simulate.serving.requests import LATEST_S
 from foretell.simulate.serving.workloads.lengths import Lengths
 from foretell.simulate.serving.workloads.source import Head, Source
@@ -51,8 +52,14 @@ class Wanted:
     lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit <= MOST_REQUESTS:
-            raise InputError(f"{self.limit} requests", "number of requests", f"give 1 to {MOST_REQUESTS:,}")
+        where = "what is wanted of a trace"
+        whole(self.limit, "the number of requests", where, least=1, most=MOST_REQUESTS)
+        whole(self.seed, "seed", where)
+        number(self.start_s, "start_s", where, most=LATEST_S)
+        if self.duration_s is not None:
+            number(self.duration_s, "duration_s", where)
+        if self.lengths is not None:
+            instance(self.lengths, Lengths, "lengths", where, "Lengths, or parse_lengths(isl, osl)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +260,7 @@ def read(spec: str, wanted: Wanted | None = None) -> Trace:
     Raises InputError, UnknownNameError.
     """
     wanted = wanted or Wanted()
+    spec = instance(os.fspath(spec) if isinstance(spec, os.PathLike) else spec, str, "the trace", "read", "a file")
     name, path, part = _named(spec)
     source = Source(path, part)
     if name is None:

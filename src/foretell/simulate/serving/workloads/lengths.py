@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import InputError
+from foretell.simulate.serving.given import instance, wholes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,6 +30,7 @@ class Lengths:
     @staticmethod
     def resampled(input_tokens: Ints, output_tokens: Ints, name: str) -> Lengths:
         """Pairs of lengths drawn from those of a trace, with replacement."""
+        input_tokens, output_tokens = _pairs(input_tokens, output_tokens)
 
         def draw(count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
             rows = rng.integers(0, len(input_tokens), count)
@@ -39,6 +41,7 @@ class Lengths:
     @staticmethod
     def fitted(input_tokens: Ints, output_tokens: Ints, name: str) -> Lengths:
         """A lognormal distribution of both lengths together, by the moments of a trace's logarithms."""
+        input_tokens, output_tokens = _pairs(input_tokens, output_tokens)
         logs = np.log(np.stack([input_tokens, output_tokens]).astype(np.float64))
         mean = logs.mean(axis=1)
         spread = np.cov(logs, ddof=0)
@@ -57,6 +60,15 @@ class Lengths:
         )
 
 
+def _pairs(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> tuple[Ints, Ints]:
+    asked, answered = (wholes(side, name, "lengths") for side, name in
+                       ((input_tokens, "input_tokens"), (output_tokens, "output_tokens")))  # fmt: skip
+    if asked.ndim != 1 or asked.shape != answered.shape or not len(asked) or min(asked.min(), answered.min()) < 1:
+        what = f"input_tokens of shape {asked.shape}, output_tokens of {answered.shape}"
+        raise InputError(what, "lengths", "give columns of one length, with 1 token or more a row")
+    return asked, answered
+
+
 def parse_lengths(isl: str, osl: str) -> Lengths:
     """Lengths from text: ``1024`` tokens, or ``lognormal:MEAN:CV``, for input and output.
 
@@ -72,7 +84,7 @@ def parse_lengths(isl: str, osl: str) -> Lengths:
 
 def _side(text: str, where: str) -> tuple[Callable[[int, np.random.Generator], Ints], str]:
     repair = "write tokens, e.g. 1024, or lognormal:MEAN:CV"
-    name, *values = text.strip().split(":")
+    name, *values = instance(text, str, "a length", where, "a text, e.g. 1024").strip().split(":")
     try:
         if name == "lognormal" and len(values) == 2:
             mean, cv = map(float, values)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.simulate.serving.requests import Requests
+from foretell.simulate.serving.given import instance, number, whole
+from foretell.simulate.serving.requests import LATEST_S, Requests
 from foretell.simulate.serving.workloads.arrivals import arrivals
 from foretell.simulate.serving.workloads.family import MOST_REQUESTS, Trace
 from foretell.simulate.serving.workloads.lengths import Lengths
@@ -75,7 +76,11 @@ def synthetic(
     process: str = "poisson", seed: int = 0,
 ) -> Requests:  # fmt: skip
     """Requests drawn at `rate` a second: `count` of them, or those of `duration_s`."""
-    rng = np.random.default_rng(seed)
+    instance(lengths, Lengths, "lengths", "requests", "Lengths, or parse_lengths(isl, osl)")
+    rng = np.random.default_rng(whole(seed, "seed", "requests"))
+    number(rate, "rate", "--rate", above=True, most=1e9)
+    if duration_s is not None:
+        number(duration_s, "duration_s", "--duration", most=LATEST_S)
     if count is None:
         if duration_s is None:
             raise InputError("neither how many nor for how long", "requests", "give --num-requests or --duration")
@@ -102,7 +107,9 @@ def offline(source: Trace | Lengths, count: int = 1000, seed: int = 0) -> Reques
     """Requests that are all there at time 0: a trace's, or `count` of drawn lengths."""
     if isinstance(source, Trace):
         return replayed(replace(source, arrival_s=np.zeros(len(source))))
+    instance(source, Lengths, "source", "requests", "a trace, or Lengths")
     _few(count)
+    whole(seed, "seed", "requests")
     return Requests.of(0.0, *source.draw(count, np.random.default_rng(seed)), about=_about(source, seed))
 
 
@@ -111,5 +118,4 @@ def _about(lengths: Lengths, seed: int) -> Mapping[str, str]:
 
 
 def _few(count: int) -> None:
-    if not 1 <= count <= MOST_REQUESTS:
-        raise InputError(f"{count:,} requests", "--num-requests", f"give 1 to {MOST_REQUESTS:,}")
+    whole(count, "the number of requests", "--num-requests", least=1, most=MOST_REQUESTS)
