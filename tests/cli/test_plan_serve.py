@@ -105,16 +105,25 @@ def test_the_simulator_is_in_the_loop(run: Run, tmp_path: Path) -> None:
     found = document(run, *asked)
     assert found["simulated"] > 0
     assert found["attained"] >= 0.9
+    low, high = found["attained_within"]
+    assert low <= found["attained"] <= high
+    assert found["close"] == (low < 0.9 < high)
     for unit in found["units"]:
-        assert unit["simulated"]["attainment"] >= 0.9
-        assert unit["simulated"]["ttft_p50_s"] < 0.5
+        kept = unit["simulated"]
+        assert kept["attainment"] >= 0.9
+        assert kept["ttft_p50_s"] < 0.5
+        assert kept["attainment_low"] <= kept["attainment"] <= kept["attainment_high"]
+        assert 0 < kept["independent"] < kept["requests"]
     again = document(run, *asked)
     assert (again["simulated"], again["reused"] > 0) == (0, True)
     same = {"simulated": 0, "reused": 0}
     assert {**again, **same} == {**found, **same}
-    shown = run(*asked)
-    assert "within the SLO when simulated" in shown.stdout
-    assert "results from the file" in " ".join(shown.stdout.split())
+    shown = " ".join(run(*asked).stdout.split())
+    ends = re.search(r"([\d.]+) % within the SLO when simulated \(([\d.]+)–([\d.]+) %\)", shown)
+    assert ends is not None
+    for text, value in zip(ends.groups(), (found["attained"], low, high), strict=True):
+        assert float(text) == pytest.approx(100 * value, abs=0.101)
+    assert "results from the file" in shown
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -174,7 +183,20 @@ def test_energy_and_gpus(run: Run) -> None:
     assert energy["power_w"] <= least["power_w"] + 1e-6
     assert least["devices"] <= energy["devices"]
     shown = run(*QUICK, "--objective", "energy").stdout
-    assert re.search(r"GPU type +power +the mix saves\nl4: .* W +\d+", shown)
+    assert re.search(r"GPU type +GPUs +power +the mix saves\nl4: .* \d+ .* W +\d+", shown)
+
+
+def test_each_gpu_type_alone_says_how_many_gpus(run: Run) -> None:
+    for objective, headed in (("cost", r"GPU type +GPUs +\$/h +the mix saves"),
+                              ("gpus", r"GPU type +GPUs +the mix saves")):  # fmt: skip
+        asked = (*QUICK, "--rate", "150", "--objective", objective)
+        shown = run(*asked).stdout
+        assert re.search(f"^{headed}$", shown, re.MULTILINE)
+        assert max(map(len, shown.splitlines())) <= 80
+        for one in document(run, *asked)["singles"]:
+            (unit,) = one["units"]  # one GPU to a unit, as --tp 1 has it
+            assert one["devices"] == unit["count"] > 1
+            assert re.search(rf"^{one['gpu']}: {unit['count']}x tp1 .* {unit['count']} ", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +232,7 @@ def test_energy_and_gpus(run: Run) -> None:
         (("--model", "x"), 2, "give --emit as well"),
         (("--out", "x.sqlite"), 2, "--out, --quick: keeps simulations, and none is done"),
         (("--trace", "x.csv"), 2, "--isl: the trace has lengths of its own"),
+        (("--scale", "2x"), 2, "--scale: speeds up the times of a trace; give --trace, and no --rate"),
         (("--gpus", "0*l4"), 2, "--gpus: '0' is no number of l4"),
         (("--gpus", "-1*l4"), 2, "'-1' is no number of l4; give e.g. 4*l4, or l4"),
         (("--gpus", "*l4"), 2, "'' is no number of l4"),
@@ -241,6 +264,33 @@ def test_arrivals_need_a_rate(run: Run, failed: Callable[[Any], str], tmp_path: 
     result = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--arrivals", "gamma:2")
     assert result.exit_code == 2
     assert "--arrivals: says how requests come at a rate; give --rate as well" in failed(result)
+
+
+def test_a_trace_at_another_load_keeps_its_pattern(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:
+    """Bursts of 50 every 5 s; evened out, the same requests come one every 0.1 s."""
+    path = tmp_path / "trace.csv"
+    rows = [f"{i // 50 * 5 + i % 50 * 0.001:.3f},{200 + i % 7},{20 + i % 5}" for i in range(1000)]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    asked = ("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, "--slo", "ttft=500ms", *PINS)
+    own, twice, rate = (document(run, *asked, *more) for more in ((), ("--scale", "2x"), ("--scale", "40/s")))
+    assert own["requests_per_s"] == pytest.approx(10.5, rel=0.01)  # the last burst is not followed by a pause
+    assert twice["requests_per_s"] == pytest.approx(2 * own["requests_per_s"])
+    assert rate["requests_per_s"] == pytest.approx(40.0)
+    assert (twice["trace"]["scale"], rate["trace"]["scale"]) == ("2 times as fast", "3.806 times as fast")
+    drawn = document(run, *asked, "--rate", "40")
+    assert rate["devices"] > drawn["devices"]  # bursts take more than the same requests at random
+    text = " ".join(run(*asked, "--quick", "--scale", "2x").stdout.split())
+    assert "trace.csv: 2 times as fast" in text
+    assert "arrivals, not the trace's own" not in text
+    # A day of the trace stays a day.
+    day = ("--quick", "--start-up", "10s", "--window", "20s")
+    (once,), (more,) = (document(run, *asked, *day, "--scale", scale)["scaling"] for scale in ("1x", "2x"))
+    assert more["hours"][0]["requests_per_s"] == pytest.approx(2 * once["hours"][0]["requests_per_s"])
+    assert more["fixed_replica_hours"] / more["fixed_replicas"] == once["fixed_replica_hours"] / once["fixed_replicas"]
+    for changed in (("--scale", "2"), ("--scale", "0x"), ("--scale", "2x", "--rate", "5")):
+        result = run(*asked, *changed)
+        assert result.exit_code == 2
+        assert "--scale: " in failed(result)
 
 
 def test_a_request_longer_than_the_model_is_refused(run: Run, failed: Callable[[Any], str], tmp_path: Path) -> None:

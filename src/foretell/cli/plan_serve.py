@@ -54,6 +54,11 @@ def serve(
         typer.Option("--rate", metavar="N", help="Requests a second (with --trace: its requests, drawn at this rate).",
                      show_default=False, rich_help_panel=_LOAD),
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", metavar="2x|N/s", help="Speed the trace up, or bring it to a mean rate.",
+                     show_default=False, rich_help_panel=_LOAD),
+    ] = None,
     arrivals: Annotated[
         str, typer.Option("--arrivals", metavar="KIND", help="poisson, gamma:CV, …", rich_help_panel=_LOAD)
     ] = "poisson",
@@ -159,7 +164,7 @@ def serve(
         if "engine" in _given(context_):
             raise InputError(f"is for {emit}, and the plan for {engine}", f"--emit {emit}", f"give --engine {emit}")
         engine = emit
-    _useless(context_, trace, rate, quick, emit, start_up)
+    _useless(context_, trace, rate, scale, quick, emit, start_up)
     delay = None if start_up is None else units.parse_time(start_up, "--start-up")
     step = units.parse_time(window, "--window")
     if not step > 0:
@@ -173,7 +178,7 @@ def serve(
     devices, available = _gpus(gpus)
     priced = {} if prices is None else _prices(prices)
     pinned = _pinned(context_.params)
-    requests, asked = _requests(trace, rate, arrivals, isl, osl, num_requests, seed)
+    requests, asked, sped_up = _requests(trace, rate, scale, arrivals, isl, osl, num_requests, seed)
     try:
         with progress("Searching") as update:
             found = search(
@@ -185,7 +190,7 @@ def serve(
         if out is not None:
             print(f"interrupted: simulations so far are in {out}; the same command goes on from them", file=sys.stderr)
         raise typer.Exit(130) from None
-    over_time = [] if delay is None else _scaled(found, delay, step, scaling)
+    over_time = [] if delay is None else _scaled(found, sped_up, delay, step, scaling)
     if emit is not None:
         said = "" if model else f"# {config.name} is foretell's name: give the model's own, or its path, by --model\n\n"
         show_text((said + _commands(found, emit, model or config.name)).rstrip("\n"))
@@ -208,8 +213,9 @@ def _given(context: typer.Context) -> list[str]:
 
 
 def _useless(
-    context: typer.Context, trace: str | None, rate: float | None, quick: bool, emit: str | None, start_up: str | None
-) -> None:
+    context: typer.Context, trace: str | None, rate: float | None, scale: str | None, quick: bool, emit: str | None,
+    start_up: str | None,
+) -> None:  # fmt: skip
     """Refuse options that nothing would come of."""
     from foretell.errors import InputError
 
@@ -217,6 +223,8 @@ def _useless(
     for option in ("isl", "osl"):
         if option in given and trace is not None:
             raise InputError("the trace has lengths of its own", f"--{option}", "leave it out, or give no --trace")
+    if scale is not None and (trace is None or rate is not None):
+        raise InputError("speeds up the times of a trace", "--scale", "give --trace, and no --rate")
     if "arrivals" in given and rate is None:
         raise InputError("says how requests come at a rate", "--arrivals", "give --rate as well")
     for option in ("window", "scaling"):
@@ -311,11 +319,14 @@ def _share(text: str) -> float:
 
 
 def _requests(
-    trace: str | None, rate: float | None, arrivals: str, isl: str, osl: str, count: int, seed: int
-) -> tuple[Requests, float | None]:
-    """The requests, and the rate they are wanted at (None: as they come)."""
+    trace: str | None, rate: float | None, scale: str | None, arrivals: str, isl: str, osl: str, count: int, seed: int
+) -> tuple[Requests, float | None, float]:
+    """The requests, the rate they are wanted at (None: as they come), and how many times faster than in the trace they
+    come.
+    """
     from foretell.errors import InputError
     from foretell.simulate.serving import workloads
+    from foretell.simulate.serving.workloads.shaping import faster
 
     if rate is not None and not 0 < rate < 1e9:
         raise InputError(f"{rate:g} is no rate", "--rate", "give requests a second above 0")
@@ -323,19 +334,28 @@ def _requests(
         if rate is None:
             raise InputError("is needed", "--trace or --rate", "give a trace, or a rate with --isl and --osl")
         lengths = workloads.parse_lengths(isl, osl)
-        return workloads.synthetic(lengths, rate=rate, count=count, process=arrivals, seed=seed), rate
+        return workloads.synthetic(lengths, rate=rate, count=count, process=arrivals, seed=seed), rate, 1.0
     read = workloads.read(trace, workloads.Wanted(limit=count, seed=seed))
-    return workloads.replayed(read, rate=rate, process=arrivals, seed=seed), rate
+    if scale is None:
+        return workloads.replayed(read, rate=rate, process=arrivals, seed=seed), rate, 1.0
+    own, fast = workloads.replayed(read), workloads.replayed(faster(read, scale))
+    return fast, None, float(own.arrival_s[-1] / fast.arrival_s[-1]) if fast.arrival_s[-1] > 0 else 1.0
 
 
-def _scaled(found: Answer, delay: float, window: float, policy: str) -> list[tuple[str, Scaling]]:
-    """Each option's units over the trace: its work grows and falls with the rate."""
+def _scaled(
+    found: Answer, sped_up: float, delay: float, window: float, policy: str
+) -> list[tuple[str, Scaling]]:
+    """Each option's units over the time of the trace, as long as that is by itself: its work grows and falls with the
+    rate.
+    """
+    from dataclasses import replace
+
     from foretell.plan.serving.autoscale import rates_over_time, scale
     from foretell.plan.serving.load import duration_s
 
-    own = len(found.requests) / duration_s(found.requests)
-    pace = found.rate / own  # the trace at the rate that was asked for, over the same time
-    rates = rates_over_time(found.requests, window) * pace
+    slow = replace(found.requests, arrival_s=found.requests.arrival_s * sped_up)
+    pace = found.rate * duration_s(slow) / len(slow)  # the trace at the rate that was asked for, over the same time
+    rates = rates_over_time(slow, window) * pace
     return [
         (unit.option.name, scale(rates, window, found.rate / unit.work, start_s=delay, policy=policy,
                                  usd_per_h=unit.option.usd_per_h))

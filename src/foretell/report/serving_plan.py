@@ -107,7 +107,7 @@ def serving_plan_view(
 def _reading(about: Mapping[str, str]) -> Iterator[str]:
     """What was done to a trace to read it, where anything was."""
     if "trace" in about:
-        yield from (about[name] for name in ("part", "cut", "order", "lengths", "prefixes") if name in about)
+        yield from (about[name] for name in ("part", "cut", "scale", "order", "lengths", "prefixes") if name in about)
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
@@ -125,7 +125,7 @@ def _units(found: Answer) -> Columns:
         "$/M tokens": ["?" if u.option.usd_per_million is None else f"{u.option.usd_per_million:.3g}" for u in units],
         "TTFT p99": [_time(u, "ttft_p99_s") for u in units],
         "TPOT p99": [_time(u, "tpot_p99_s") for u in units],
-        "in SLO": ["–" if u.checked is None else share(u.checked["attainment"]) for u in units],
+        "in SLO": ["–" if u.checked is None else _attained(u.checked["attainment"]) for u in units],
     }
     if found.objective == "energy":
         columns["power"] = [_power(None if u.option.power_w is None else u.count * u.option.power_w) for u in units]
@@ -135,6 +135,20 @@ def _units(found: Answer) -> Columns:
               for u, name in zip(units, short, strict=True)]  # fmt: skip
     dispensable = ("batch", "TPOT p99", "full", "TTFT p99", "requests/s", "GPUs", "$/M tokens")
     return Columns("units", labels, columns, dispensable)
+
+
+def _within(found: Answer) -> str:
+    assert found.attained is not None
+    assert found.attained_within is not None
+    low, high = found.attained_within
+    ends = f"{_attained(low).removesuffix(' %')}–{_attained(high)}"
+    close = f": close to {share(found.attainment)}" if found.close else ""
+    return f"{_attained(found.attained)} within the SLO when simulated ({ends}){close}"
+
+
+def _attained(value: float) -> str:
+    """A share of requests within the limits: near a goal tenths of a per cent decide."""
+    return "100 %" if value == 1.0 else f"{min(value, 0.999):.1%}".replace("%", " %")
 
 
 def _time(unit: Unit, name: str) -> str:
@@ -155,7 +169,7 @@ def _total(found: Answer) -> RenderableType:
         None if usd is None else f"{format_money(usd)} an hour",
         None if usd is None else f"${usd / 3600 / tokens * 1e6:,.3g} for a million output tokens",
         None if found.power_w is None else f"{format_power(found.power_w)} when full (GPUs only)",
-        "not simulated" if found.attained is None else f"{share(found.attained)} within the SLO when simulated",
+        "not simulated" if found.attained is None else _within(found),
         None if found.mix.proven else "the solver ran out of time: a cheaper mix may exist",
     )
 
@@ -165,6 +179,7 @@ def _singles(found: Answer) -> RenderableType:
     lines: list[RenderableType] = []
     if known:
         columns = {
+            "GPUs": [str(one.devices) for one in known],
             _HEADINGS[found.objective]: [_value(found.objective, one.cost or 0.0) for one in known],
             "the mix saves": [share(max(0.0, 1 - found.value / (one.cost or 1.0))) for one in known],
         }
@@ -238,9 +253,12 @@ def _notes(found: Answer) -> Iterator[str]:
         yield "Rates are of a closed form of the mean iteration; nothing was simulated"
     else:
         yield "What each unit holds up is corrected by simulation, and the mix was simulated with the requests it gets"
+        yield "shares within the SLO have 95 % intervals, of requests that are not independent of each other"
+        if found.close:
+            yield "the goal is within that interval, after as many requests as are simulated at most: the share decided"
         if found.attained < found.attainment:
-            yield (f"after {found.rounds} rounds only {share(found.attained)} of the requests are within the SLO: take"
-                   " more, or loosen it")  # fmt: skip
+            yield (f"after {found.rounds} rounds only {_attained(found.attained)} of the requests are within the SLO:"
+                   " take more, or loosen it")  # fmt: skip
     yield "prices unknown" if found.usd_per_h is None else "prices are the catalogue's on-demand prices unless given"
 
 

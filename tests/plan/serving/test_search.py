@@ -47,7 +47,7 @@ def model(share: float) -> Callable[..., Tried]:
         one = plan.replace(replicas=1)
         held = share * plan.replicas * most(iterations, one, load, slo).rate[0]
         good = min(1.0, held / load.rate[0])
-        return Tried(good, len(requests), 0.1, 0.2, 0.01, 0.02, 100.0)
+        return Tried(good, len(requests), len(requests), 0.1, 0.2, 0.01, 0.02, 100.0)
 
     return trial
 
@@ -156,7 +156,7 @@ def test_sizes_that_share_a_server_count_as_they_do_together(
 
     def trial(iterations: Any, plan: ServingPlan, some: Requests, slo: Slo, link: float, warm: int) -> Tried:
         good = min(1.0, 0.9 * 3.0 * plan.replicas / mixture(some).rate[0])  # a unit holds up 3 requests/s, whatever
-        return Tried(good, len(some), 0.1, 0.2, 0.01, 0.02, 100.0)
+        return Tried(good, len(some), len(some), 0.1, 0.2, 0.01, 0.02, 100.0)
 
     for rate, count in ((2.9, 1), (8.9, 3), (23.9, 8)):
         found = ask(requests, make, rate=rate, trial=trial, pinned=pins, prices=prices, slo=slo)

@@ -1,12 +1,15 @@
 """`search`: which GPUs, how many, and which settings serve a load within an objective for the least.
 
-1. Every plan of every GPU type by the closed form (`options.survey`); the best few of each type go on.
-2. Each of these through the simulator: the largest rate at which enough requests meet the objective corrects what the
-   closed form says of it.
+1. Every plan of every GPU type by the closed form (`options.survey`).
+2. The best few of each type (`candidates`) through the simulator: the largest rate at which enough requests meet the
+   objective corrects what the closed form says. Settings that it rates nearly as well are simulated too, and the best
+   of them goes on. Where a plan meets the objective at no rate its other settings are tried, then the next plans.
 3. The cheapest mix of them for the load by size (`melange`).
 4. Each chosen option with the requests that the mix sends it, through the simulator; where too few meet the objective
-   its capacity shrinks and the mix is made anew. Capacities start a little above what the second step found, as a whole
-   instance more is dear: the check says whether one fewer will do. Each GPU type by itself goes the same way.
+   its capacity shrinks and the mix is made anew. The share that does has an interval (`interval`): where the goal lies
+   in it, more requests are simulated, up to a bound; then the share itself decides. Capacities start a little above
+   what the second step found, as a whole instance more is dear: the check says whether one fewer will do. Each GPU type
+   by itself goes the same way.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import numpy.typing as npt
 from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.hardware import Device, cluster
 from foretell.plan.serving.bca import Advice, advise
+from foretell.plan.serving.candidates import cost, ranked, runners_up
+from foretell.plan.serving.interval import interval, joined, needed
 from foretell.plan.serving.load import Load, buckets
 from foretell.plan.serving.melange import Mix, cheapest
 from foretell.plan.serving.options import Make, Maker, Option, Survey, link_of, survey
 from foretell.plan.serving.pareto import Point, front
-from foretell.plan.serving.space import label, shape
-from foretell.plan.serving.steady import Iterations, most, slo_text
+from foretell.plan.serving.space import label
+from foretell.plan.serving.steady import Iterations, curve, most, slo_text
 from foretell.plan.serving.store import Results
 from foretell.plan.serving.trial import Trial, largest_factor, paced, sampled
 from foretell.simulate.serving import Requests, ServingPlan
@@ -41,9 +46,12 @@ Ints = npt.NDArray[np.int64]
 
 #: What a search may make least, and the unit of it.
 OBJECTIVES: Mapping[str, str] = {"cost": "$/h", "gpus": "GPUs", "energy": "W"}
-_KEPT = 3  # plans of a GPU type that are simulated, besides two that serve only some sizes
+_KEPT = (3, 2)  # shapes of plans of a GPU type that go on to the mix: for every size, and for some
+_TRIED = (8, 2)  # that are simulated for that, where some of them fail
 _TRIAL = 400  # requests of one simulation of a replica
 _CHECK = 8000  # requests of the simulation of an option of the mix
+_MORE = 4  # times that at most, where the goal is within the interval of the share
+_BETTER = 1.025  # the least by which another setting of a plan has to hold up more
 _LIVES = 6  # times the requests that run at once: what a simulation has of them
 _WARM = 3  # and what comes before
 _LONGEST = 6000
@@ -51,6 +59,7 @@ _ROUNDS = 8
 _HOPE = 1.1  # capacities before the first check, over those of a trial: it is short, and its steps are of 2 %
 _LEAST_FACTOR = 0.1
 _SIMPLER = 5e-4  # of the cost, for each further GPU of a unit: of what costs the same, units of few GPUs
+_NAMED = 3  # plans that a reason names
 _SMALL = 1e-4  # dollars an hour decide between mixes of equal GPUs or watts
 
 
@@ -92,12 +101,13 @@ class Single:
     gpu: str
     cost: float | None
     counts: tuple[tuple[str, int], ...]
+    devices: int = 0
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "gpu": self.gpu, "value": self.cost, "reason": self.reason or None,
+            "gpu": self.gpu, "value": self.cost, "devices": self.devices or None, "reason": self.reason or None,
             "units": [{"plan": name, "count": count} for name, count in self.counts],
         }  # fmt: skip
 
@@ -158,11 +168,25 @@ class Answer:
     @property
     def attained(self) -> float | None:
         """The share of requests within the objective, over the simulations of all parts of the mix."""
+        found = self._attained()
+        return None if found is None else found[0]
+
+    @property
+    def attained_within(self) -> tuple[float, float] | None:
+        """The interval of `attained`."""
+        found = self._attained()
+        return None if found is None else found[1:]
+
+    @property
+    def close(self) -> bool:
+        """Whether the goal is within this interval: more requests might have decided otherwise."""
+        found = self.attained_within
+        return found is not None and found[0] < self.attainment < found[1]
+
+    def _attained(self) -> tuple[float, float, float] | None:
         parts = [(u.requests_per_s, u.checked) for u in self.units]
-        if any(checked is None for _, checked in parts):
-            return None
-        total = sum(rate for rate, _ in parts)
-        return sum(rate * float(checked["attainment"]) for rate, checked in parts if checked is not None) / total
+        known = [(rate, *_within(checked)) for rate, checked in parts if checked is not None]
+        return joined(known) if len(known) == len(parts) else None
 
     def _bucket(self, at: int) -> dict[str, Any]:
         shares = zip(self.options, self.mix.shares[at].tolist(), strict=True)
@@ -203,6 +227,8 @@ class Answer:
             "usd_per_million_tokens": None if usd is None else usd / 3600.0 / self.load.tokens_per_s * 1e6,
             "power_w": self.power_w,
             "attained": self.attained,
+            "attained_within": None if self.attained_within is None else list(self.attained_within),
+            "close": self.close,
             "proven": self.mix.proven,
             "singles": [one.to_dict() for one in self.singles],
             "saved": None if single is None or not single.cost else 1.0 - self.value / single.cost,
@@ -262,12 +288,11 @@ def search(
                progress=progress)
         for device in gpus
     )  # fmt: skip
-    kept = [option for one in surveys for option in _best(one.options, objective, float(load.rate.sum()))]
-    if not kept:
+    if not any(one.options for one in surveys):
         said = "; ".join(f"{one.gpu}: {one.reason}" for one in surveys)
         within = f" within {slo_text(slo)}" if slo.limits else ""
         raise InfeasibleError(f"no GPU type serves {config.name}{within} ({said})", _repair(slo))
-    if objective == "energy" and any(option.power_w is None for option in kept):
+    if objective == "energy" and any(option.power_w is None for one in surveys for option in one.options):
         raise InputError("the power of a GPU type is unknown", "--objective energy", "take cost or gpus")
     question = {
         "config": config, "requests": _digest(requests), "rate": rate, "slo": slo.limits, "attainment": attainment,
@@ -278,7 +303,18 @@ def search(
         found = _Search(
             config, requests, refused, available or {}, slo, attainment, objective, load, group, make, trial, results
         )
-        return found.run(kept, surveys, progress)
+        return found.run(surveys, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An option that goes on to the mix: what it holds up of the sizes it serves, over what the closed form says, and
+    requests/s of each bucket.
+    """
+
+    option: Option
+    factor: float
+    column: Floats
 
 
 class _Search:
@@ -304,40 +340,122 @@ class _Search:
         self.simulated = 0
         #: Plans by GPU type that keep to the limits at no rate in the simulator.
         self.failed: dict[str, list[str]] = {}
+        #: How fast these serve a request that they have to themselves: to its first token, and between tokens.
+        self.slow: dict[str, list[tuple[float, float]]] = {}
 
     def iterations(self, option: Option) -> Iterations:
         return self.make(self.config, option.plan, cluster(option.machine))
 
-    def factor(self, option: Option, column: Floats) -> float:
-        """The largest rate in the simulator at which enough requests (of the sizes in `column`) meet the objective,
-        over what a unit serves of them by `column`; 0 where there is none.
+    def held(self, option: Option, rows: Ints, like: Option, least: float = 0.0) -> float:
+        """The largest rate in the simulator at which enough requests of the sizes in `rows` meet the objective on a
+        unit; 0 where there is none, or none above `least`.
+
+        The requests are those that a unit of `like` gets, so that plans are compared over the same.
         """
-        if self.trial is None:
-            return 1.0
-        trial, iterations, rows = self.trial, self.iterations(option), np.flatnonzero(column > 0)
+        assert self.trial is not None
+        trial, iterations = self.trial, self.iterations(option)
         link = link_of(cluster(option.machine))
-        # Sizes that may miss the limits count with what a batch without limits on their prompts would serve.
         mine = self.load.mixed(rows)
-        rate = float(most(iterations, option.plan, mine, self.slo, link_bytes_per_s=link).rate[0])
-        if not rate > 0:
+        base = self.closed(like, rows)
+        if not base > 0:
             return 0.0
-        count, warm = _long(option, _TRIAL)
         whose = np.flatnonzero(np.isin(self.group, rows))
         if len(whose) < 2:
-            return 1.0
-        some = sampled(_of(self.requests, whose), count, float(mine.rate[0]) / rate, warm)
+            return max(base, least)
+        whole = _of(self.requests, whose)
+        count, warm = _long(like, _TRIAL)
+        floor = _LEAST_FACTOR * base
 
-        def good(factor: float) -> bool:
+        def tried(rate: float, times: int) -> dict[str, Any]:
+            # One of some units gets one request of so many; within a factor of two always the same ones.
+            every = float(mine.rate[0]) / base / 2.0 ** round(np.log2(rate / base))
+            some = paced(sampled(whole, times * count, every, warm), rate)
+
             def run() -> dict[str, Any]:
                 self.simulated += 1
-                return trial(iterations, option.plan, paced(some, rate * factor), self.slo, link, warm).to_dict()
+                return trial(iterations, option.plan, some, self.slo, link, warm).to_dict()
 
-            key = ["trial", option.gpu, option.plan.to_dict(), rows.tolist(), factor]
-            return float(self.results.of(key, run)["attainment"]) >= self.attainment
+            found = self.results.of(["trial", option.gpu, option.plan.to_dict(), warm, _digest(some)], run)
+            return _sure(found, times * count, len(whole) / max(every, 1.0))
 
+        def good(rate: float) -> bool:
+            found = tried(rate, 1)
+            if rate <= floor and self.open(found):  # before a plan is given up
+                found = tried(rate, _MORE)
+            return float(found["attainment"]) >= self.attainment
+
+        if least:
+            return least * _BETTER * largest_factor(lambda f: good(least * _BETTER * f), 1.0)
+        if not good(base) and not good(floor):
+            return 0.0
+        return base * largest_factor(lambda f: good(base * f), _LEAST_FACTOR)
+
+    def closed(self, option: Option, rows: Ints) -> float:
+        """Requests/s of sizes in `rows` that a unit serves by the closed form. Sizes that may miss the limits count
+        with what a batch without limits on their prompts would serve.
+        """
+        mine = self.load.mixed(rows)
+        link = link_of(cluster(option.machine))
+        return float(most(self.iterations(option), option.plan, mine, self.slo, link_bytes_per_s=link).rate[0])
+
+    def open(self, found: Mapping[str, Any]) -> bool:
+        """Whether the goal is within the interval of a simulated share."""
+        _, low, high = _within(found)
+        return low < self.attainment < high
+
+    def best_of(self, group: Sequence[Option]) -> _Held | None:
+        """The setting of a shape that holds up most in the simulator; None where none meets the objective at any
+        rate.
+        """
+        best = like = group[0]
+        column = self.capacity(best)
+        rows = np.flatnonzero(column > 0)
+        if not len(rows):
+            return None
+        if self.trial is None:
+            return _Held(best, 1.0, column)
+        rate = self.held(best, rows, like)
+        if not rate:
+            self.fail(best)
+        for other in runners_up(group, near=rate > 0):
+            its = self.capacity(other)
+            mine = np.flatnonzero(its > 0)
+            # Compared over the same requests only; where the best fails, what is no faster need not be tried.
+            if not len(mine) or (not np.array_equal(mine, rows) if rate else self.hopeless(other)):
+                continue
+            like = like if rate else other
+            found = self.held(other, mine, like, rate)
+            if found > rate:
+                best, rate, rows, column = other, found, mine, its
+            elif not rate:
+                self.fail(other)
+        if not rate:
+            return None
         # A mix adds up the time that each size takes a unit; of all sizes together that must come to what was found.
-        added = float(mine.rate[0] / (self.load.rate[rows] / column[rows]).sum())
-        return largest_factor(good, _LEAST_FACTOR) * rate / added
+        added = float(self.load.rate[rows].sum() / (self.load.rate[rows] / column[rows]).sum())
+        return _Held(best, rate / added, column * (rate / added))
+
+    def alone(self, option: Option) -> tuple[float, float]:
+        """Seconds to the first token, and between tokens, of a request that has a unit to itself."""
+        link = link_of(cluster(option.machine))
+        found, _ = curve(self.iterations(option), option.plan, self.load.mixed(), 1.0, link_bytes_per_s=link)
+        return float(found.ttft_s[0, 0]), float(found.tpot_s[0, 0])
+
+    def fail(self, option: Option) -> None:
+        """Remember a plan that meets the objective at no rate."""
+        self.failed.setdefault(option.gpu, []).append(label(option.plan))
+        if option.share == 1:
+            self.slow.setdefault(option.gpu, []).append(self.alone(option))
+
+    def hopeless(self, option: Option) -> bool:
+        """Whether one that failed serves a request that it has to itself as fast: fewer of them will not do.
+
+        What serves some sizes only may still serve these.
+        """
+        if option.share < 1:
+            return False
+        ttft, tpot = self.alone(option)
+        return any(ttft >= 0.999 * a and tpot >= 0.999 * b for a, b in self.slow.get(option.gpu, ()))
 
     def capacity(self, option: Option) -> Floats:
         """Requests/s of each bucket that a unit serves, (buckets,).
@@ -356,25 +474,43 @@ class _Search:
                 rate[few] = anyhow.rate
         return rate
 
-    def run(
-        self, kept: list[Option], surveys: tuple[Survey, ...], progress: Callable[[str, int, int], None] | None
-    ) -> Answer:
-        factors, columns, options = [], [], []
-        for at, (option, column) in enumerate(self.undominated(kept)):
-            if progress is not None:
-                progress("Simulating", at, len(kept))
-            factor = self.factor(option, column)
-            if factor <= 0:
-                self.failed.setdefault(option.gpu, []).append(label(option.plan))
-                continue
-            options.append(option)
-            factors.append(factor)
-            columns.append(column * factor)
-        if not options:
+    def promising(self, one: Survey, progress: Callable[[str, int, int], None] | None) -> list[_Held]:
+        """The plans of a GPU type that go on to the mix: of the most promising shapes so many that hold up in the
+        simulator, without what another matches in every bucket for no more.
+        """
+        found: list[_Held] = []
+        both = ranked(one.options, self.objective, float(self.load.rate.sum()))
+        for groups, kept, most_ in zip(both, _KEPT, _TRIED, strict=True):
+            tried, held = 0, 0
+            for group in groups:
+                if held == kept or tried == most_:
+                    break
+                if self.matched(group[0], self.capacity(group[0]), found) or self.hopeless(group[0]):
+                    continue
+                if progress is not None:
+                    progress(f"Simulating {one.gpu}", tried, most_)
+                tried += 1
+                best = self.best_of(group)
+                if best is not None:
+                    held += 1
+                    found.append(best)
+        return found
+
+    def matched(self, option: Option, column: Floats, others: Sequence[_Held]) -> bool:
+        """Whether one of `others` serves as much of every bucket (to half a per cent) for no more."""
+        return any(
+            cost(one.option, self.objective) <= cost(option, self.objective) and (one.column >= 0.995 * column).all()
+            for one in others
+        )
+
+    def run(self, surveys: tuple[Survey, ...], progress: Callable[[str, int, int], None] | None) -> Answer:
+        held = [found for one in surveys for found in self.promising(one, progress)]
+        if not held:
             raise InfeasibleError(
                 f"in the simulator no plan meets {slo_text(self.slo)} for {self.attainment:.0%} of the requests at"
                 f" {_LEAST_FACTOR:.0%} of the rate it holds up on average", _repair(self.slo),
             )  # fmt: skip
+        options, factors, columns = [o.option for o in held], [o.factor for o in held], [o.column for o in held]
         capacity = np.stack(columns, axis=1) * (1.0 if self.trial is None else _HOPE)
         caps = [None if o.gpu not in self.available else self.available[o.gpu] // o.devices for o in options]
         singles, alone = self.singles(options, capacity, caps, surveys, progress)
@@ -422,26 +558,10 @@ class _Search:
                 full = mix.work[j] / mix.instances[j]
                 capacity[:, j] *= min(0.95, 0.999 * full)  # one unit more, or a twentieth of the work away
 
-    def undominated(self, options: Sequence[Option]) -> list[tuple[Option, Floats]]:
-        """Options with what they serve of each bucket, without those that another one of their GPU type matches in
-        every bucket (to half a per cent) for no more.
-        """
-        found: list[tuple[Option, Floats]] = []
-        # Those that serve most come first, so that of equal ones one stays.
-        for option, column in sorted(((o, self.capacity(o)) for o in options), key=lambda one: -float(one[1].sum())):
-            if (column > 0).any() and not any(
-                other.gpu == option.gpu and _cost(other, self.objective) <= _cost(option, self.objective)
-                and (mine >= 0.995 * column).all()
-                for other, mine in found
-            ):  # fmt: skip
-                found.append((option, column))
-        order = {option.name: at for at, option in enumerate(options)}
-        return sorted(found, key=lambda one: order[one[0].name])
-
     def together(self, checked: Sequence[Mapping[str, Any] | None], mix: Mix) -> float:
         """The share of all requests within the objective, by the simulations of the parts."""
-        parts = [(float(self.load.rate @ mix.shares[:, j]), one) for j, one in enumerate(checked) if one is not None]
-        return sum(rate * float(one["attainment"]) for rate, one in parts) / sum(rate for rate, _ in parts)
+        rates = (self.load.rate @ mix.shares).tolist()
+        return joined([(rate, *_within(one)) for rate, one in zip(rates, checked, strict=True) if one is not None])[0]
 
     def costs(self, options: Sequence[Option]) -> Floats:
         usd = np.array([o.usd_per_h or 0.0 for o in options])
@@ -484,20 +604,28 @@ class _Search:
         rate = float(self.load.rate @ mix.shares[:, at])
         if len(mine) < 2:
             return None
-        # Units are like each other: as many as there are requests for.
         each, warm = _long(option, _CHECK // 10)
-        few = max(1, min(count, _CHECK // each))
-        shown = max(few * each, min(len(mine) * few // count, _CHECK))
-        some = sampled(mine, shown, count / few, few * warm)
-        rate *= few / count
-        plan = times(option.plan, few)
+        there = len(mine) / count  # requests that a unit gets
 
-        def run() -> dict[str, Any]:
-            self.simulated += 1
-            link = link_of(cluster(option.machine))
-            return trial(self.iterations(option), plan, paced(some, rate), self.slo, link, few * warm).to_dict()
+        def run(wanted: int) -> dict[str, Any]:
+            # Units are like each other: as many as there are requests for.
+            few = max(1, min(count, wanted // each))
+            shown = max(few * each, min(int(there * few), wanted))
+            some = paced(sampled(mine, shown, count / few, few * warm), rate * few / count)
+            plan, before = times(option.plan, few), few * warm
 
-        return self.results.of(["check", option.gpu, plan.to_dict(), rate, _digest(some)], run)
+            def make() -> dict[str, Any]:
+                self.simulated += 1
+                link = link_of(cluster(option.machine))
+                return trial(self.iterations(option), plan, some, self.slo, link, before).to_dict()
+
+            kept = self.results.of(["check", option.gpu, plan.to_dict(), before, _digest(some)], make)
+            return _sure(kept, shown, there * few)
+
+        found = run(_CHECK)
+        if self.open(found) and there * count > _CHECK:
+            found = run(int(np.clip(needed(*_within(found), self.attainment) * _CHECK, 2 * _CHECK, _MORE * _CHECK)))
+        return found
 
     def singles(
         self, options: Sequence[Option], capacity: Floats, caps: Sequence[int | None], surveys: Sequence[Survey],
@@ -511,29 +639,32 @@ class _Search:
             mine = [j for j, option in enumerate(options) if option.gpu == one.gpu]
             if not mine:
                 reason = one.reason or self.fails(one.gpu)
-                found.append(Single(one.gpu, None, (), reason))
+                found.append(Single(one.gpu, None, (), reason=reason))
                 continue
             some = [options[j] for j in mine]
             try:
                 mix, checked, rounds, good = self.settle(some, capacity[:, mine], [caps[j] for j in mine], progress)
             except InfeasibleError as error:
                 fails = f"; {self.fails(one.gpu)}" if one.gpu in self.failed else ""
-                found.append(Single(one.gpu, None, (), error.message + fails))
+                found.append(Single(one.gpu, None, (), reason=error.message + fails))
                 continue
             if not good:
                 said = f"after {rounds} rounds too few requests keep the limits in the simulator"
-                found.append(Single(one.gpu, None, (), said))
+                found.append(Single(one.gpu, None, (), reason=said))
                 continue
             value = sum(int(n) * o.cost(self.objective) for n, o in zip(mix.instances, some, strict=True))
             counts = tuple((label(o.plan), int(n)) for n, o in zip(mix.instances, some, strict=True) if n)
-            found.append(Single(one.gpu, value, counts))
+            devices = sum(int(n) * o.devices for n, o in zip(mix.instances, some, strict=True))
+            found.append(Single(one.gpu, value, counts, devices))
             alone.append((_among(mix, mine, len(options)), _spread(checked, mine, len(options))))
         return tuple(found), alone
 
     def fails(self, gpu: str) -> str:
         """Which plans of a GPU type do not keep to the limits in the simulator, whatever the rate."""
-        plans = ", ".join(self.failed.get(gpu, []))
-        return f"in the simulator too few requests keep the limits even at {_LEAST_FACTOR:.0%} of the rate ({plans})"
+        plans = self.failed.get(gpu, [])
+        more = f" and {len(plans) - _NAMED} more" if len(plans) > _NAMED else ""
+        named = ", ".join(plans[:_NAMED]) + more
+        return f"in the simulator too few requests keep the limits even at {_LEAST_FACTOR:.0%} of the rate ({named})"
 
     def serves(self, share: Floats) -> str:
         """Sizes of the buckets that an option gets most of, in words."""
@@ -569,6 +700,18 @@ def _among(mix: Mix, columns: Sequence[int], count: int) -> Mix:
     slices = np.zeros((len(mix.slices), count), dtype=np.int64)
     instances[columns], work[columns], slices[:, columns] = mix.instances, mix.work, mix.slices
     return Mix(instances, slices, work, mix.cost, mix.proven)
+
+
+def _sure(found: Mapping[str, Any], shown: int, there: float) -> dict[str, Any]:
+    """A simulated share with its interval; where requests came again, they do not make it surer."""
+    count = float(found["independent"]) * min(1.0, there / shown)
+    low, high = interval(float(found["attainment"]), count)
+    return {**found, "independent": count, "attainment_low": low, "attainment_high": high}
+
+
+def _within(found: Mapping[str, Any]) -> tuple[float, float, float]:
+    """A simulated share and its interval."""
+    return float(found["attainment"]), float(found["attainment_low"]), float(found["attainment_high"])
 
 
 def _spread(
@@ -628,38 +771,6 @@ def times(plan: ServingPlan, count: int) -> ServingPlan:
         p, d = plan.prefill_replicas * count, plan.decode_replicas * count
         return plan.replace(prefill_replicas=p, decode_replicas=d, replicas=p + d)
     return plan.replace(replicas=count)
-
-
-def _best(options: Sequence[Option], objective: str, rate: float) -> list[Option]:
-    """The few plans of a GPU type worth simulating: least for this load in whole units, and least for any large
-    load.
-    """
-
-    def whole(one: Option) -> tuple[float, float]:
-        return float(np.ceil(rate / one.rate - 1e-9)) * _cost(one, objective), _cost(one, objective) / one.rate
-
-    def large(one: Option) -> tuple[float, float]:
-        return _cost(one, objective) / one.rate, _cost(one, objective)
-
-    # Of plans that differ in batch and chunk only, the best: others would only say the same again.
-    shapes: dict[tuple[Any, ...], Option] = {}
-    for one in sorted(options, key=lambda one: (-one.share, large(one))):
-        shapes.setdefault(shape(one.plan), one)
-    full = [one for one in shapes.values() if one.share == 1]
-    part = [one for one in shapes.values() if one.share < 1]
-    together = sorted((one for one in full if not one.plan.prefill_replicas), key=large)[:1]
-    candidates = (*together, *sorted(full, key=whole)[:2], *sorted(full, key=large)[:2])
-    best = list({one.plan: one for one in candidates}.values())
-    some = [*sorted(part, key=lambda one: (-one.share, large(one)))[:1], *sorted(part, key=large)[:1]]
-    return [*best[:_KEPT], *{one.plan: one for one in some}.values()]
-
-
-def _cost(option: Option, objective: str) -> float:
-    if objective == "energy" and option.power_w is None:
-        return float("inf")
-    if objective == "cost" and option.usd_per_h is None:
-        return float("inf")
-    return option.cost(objective)
 
 
 def _price(device: Device, prices: Mapping[str, float]) -> float | None:

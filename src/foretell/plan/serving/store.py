@@ -29,9 +29,9 @@ class Results(Database):
     """
 
     def __init__(self, path: Path | None, question: Mapping[str, Any]) -> None:
-        #: Results that were there before this search; what it did itself and asks for again is not counted.
+        #: Results that were there before this search and that it asked for, each counted once.
         self.reused = 0
-        self._new: set[str] = set()
+        self._known: set[str] = set()
         text = question_text(question)
         super().__init__(
             path,
@@ -58,12 +58,13 @@ class Results(Database):
                 raise InputError(f"is damaged: {error}", self._where, "delete it, or give a new file") from error
             if not isinstance(found, dict):
                 raise InputError("is damaged: a result is no object", self._where, "delete it, or give a new file")
-            self.reused += name not in self._new
+            self.reused += name not in self._known
+            self._known.add(name)
             return found
         made = json.loads(json.dumps(make()))
         try:
             self._db.execute("INSERT INTO results VALUES (?, ?)", (name, json.dumps(made)))
         except sqlite3.Error as error:
             raise self._failed(error) from error
-        self._new.add(name)
+        self._known.add(name)
         return dict(made)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell.plan.serving.interval import independent
 from foretell.plan.serving.load import duration_s
 from foretell.plan.serving.steady import Iterations
 from foretell.simulate.serving import Requests, ServingPlan
@@ -30,6 +31,8 @@ class Tried:
     #: Share of requests within the objective; those that were refused are not.
     attainment: float
     requests: int
+    #: As how many independent requests they count for this share (`interval.independent`).
+    independent: float
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_p50_s: float
@@ -121,13 +124,14 @@ def simulated(
     times = {name: all_[warm:] for name, all_ in latencies(served).items()}
     if not done.any():
         never = float("inf")
-        return Tried(0.0, len(done), never, never, never, never, 0.0)
+        return Tried(0.0, len(done), independent(done), never, never, never, never, 0.0)
     good = done.copy()
     for name, limit in slo.limits.items():
         good &= ~(times[name] > limit)  # a request of one token has no TPOT, and keeps any limit of it
     (ttft_50, ttft_99), (tpot_50, tpot_99) = (percentile(times[name], (50, 99)) for name in ("ttft", "tpot"))
     busy = float(np.max(served.finished_s[warm:][done]) - served.arrival_s[warm])
     return Tried(
-        float(good.mean()), len(done), float(ttft_50), float(ttft_99), float(tpot_50), float(tpot_99),
+        float(good.mean()), len(done), independent(good),
+        float(ttft_50), float(ttft_99), float(tpot_50), float(tpot_99),
         float(served.output_tokens[warm:][done].sum()) / max(busy, 1e-12),
     )  # fmt: skip
