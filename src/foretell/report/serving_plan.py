@@ -140,6 +140,8 @@ def _units(found: Answer) -> Columns:
 def _within(found: Answer) -> str:
     assert found.attained is not None
     assert found.attained_within is not None
+    if not found.slo.limits:
+        return "keeps up when simulated"
     low, high = found.attained_within
     ends = f"{_attained(low).removesuffix(' %')}–{_attained(high)}"
     close = f": close to {share(found.attainment)}" if found.close else ""

@@ -16,10 +16,10 @@ from foretell.hardware import cluster, device
 from foretell.plan.serving.load import Load, mixture
 from foretell.plan.serving.options import Option, Survey, survey
 from foretell.plan.serving.pareto import Point, front, points
-from foretell.plan.serving.search import Answer, search
+from foretell.plan.serving.search import Answer, search, times
 from foretell.plan.serving.space import plans
 from foretell.plan.serving.steady import most
-from foretell.plan.serving.trial import Tried, largest_factor, paced, sampled
+from foretell.plan.serving.trial import Tried, largest_factor, paced, sampled, simulated
 from foretell.plan.serving.why import rival, why
 from foretell.simulate.serving import Requests, ServingPlan
 from foretell.simulate.serving.metrics import Slo
@@ -416,6 +416,38 @@ def test_the_largest_factor() -> None:
     assert len(asked) <= 9
     assert largest_factor(lambda f: True) == 2.0
     assert largest_factor(lambda f: False) == 0.0
+
+
+def test_the_search_finds_what_simulating_everything_finds(poisson: Callable[..., Requests], fake: Any) -> None:
+    """Every plan in every number through the simulator, against a search that simulates the promising ones. Where that
+    is near the goal, another sample of requests decides otherwise: so the answer lies between those for two goals.
+    """
+    pins = {**PINS, "tp": (1, 2), "max_num_batched_tokens": (256, 2048), "max_num_seqs": (16, 64)}
+    requests = poisson(1000, sizes=((60, 40), (400, 20), (1200, 90)))
+
+    def make(config: Any, plan: ServingPlan, machine: Any) -> Any:
+        faster = plan.tp**0.6
+        return fake(base=0.012 / faster, each=3e-4 / faster, token=4e-5 / faster, kv_capacity_tokens=20_000, plan=plan)
+
+    def least(goal: float, slo: Slo, rate: float) -> int:
+        """GPUs of the cheapest number of units of any plan."""
+        best = 99
+        for plan in plans(CONFIG, device("l4"), pinned=pins):
+            for count in range(1, (best - 1) // plan.tp + 1):
+                server = make(CONFIG, plan, None)
+                found = simulated(server, times(plan, count), paced(requests, rate), slo, 1e9)
+                if found.keeps_up and found.attainment >= goal:
+                    best = count * plan.tp
+                    break
+        return best
+
+    # In the second case a smaller chunk keeps the limit that what the closed form rates best misses, and saves a GPU.
+    for slo, rate in ((Slo(ttft_s=0.15, tpot_s=0.025), 20.0), (Slo(tpot_s=0.02), 20.0)):
+        found = search(
+            CONFIG, requests, slo, [device("l4")], rate=rate, prices={"l4": 1.0}, pinned=pins, make=make,
+            trial=simulated,
+        )  # fmt: skip
+        assert least(0.88, slo, rate) <= found.devices <= least(0.92, slo, rate), (slo, rate)
 
 
 def test_of_what_costs_the_same_units_of_few_gpus(poisson: Callable[..., Requests], fake: Any) -> None:

@@ -42,6 +42,21 @@ def test_what_is_refused_is_not_within_the_limits(fake: Any, poisson: Callable[.
     assert none.attainment == 0.0
 
 
+@pytest.mark.parametrize(("share", "slo", "up"), [
+    (0.85, Slo(), True), (1.25, Slo(), False), (1.25, Slo(tpot_s=1.0), False), (1.25, Slo(ttft_s=1e4), True),
+])  # fmt: skip
+def test_a_server_that_falls_behind_does_not_keep_up(fake: Any, share: float, slo: Slo, up: bool) -> None:
+    """No limit on the time between tokens shows it: requests wait ever longer for their first."""
+    server, plan = fake(each=2e-4, token=2e-5, kv_capacity_tokens=1_000_000), PLAN
+    rate = share * most(server, plan, Load.of(300, 150), Slo()).rate[0]
+    for seed, bursts in ((0, 1), (1, 1), (2, 20)):  # one by one, and twenty at once
+        gaps = np.random.default_rng(seed).exponential(bursts / rate, 1600 // bursts)
+        requests = Requests.of(np.repeat(np.cumsum(gaps), bursts), 300, 150)
+        found = simulated(server, plan, requests, slo, 1e9, 200)
+        assert found.attainment == 1.0
+        assert found.keeps_up == up, (seed, bursts)
+
+
 def test_the_closed_form_is_near_the_simulator(fake: Any) -> None:
     # At 95 % of the rate that the closed form says holds, TPOT is what it says; well beyond it, requests queue.
     server, plan = fake(each=2e-4, token=2e-5, kv_capacity_tokens=1_000_000), PLAN

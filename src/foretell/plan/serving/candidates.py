@@ -16,7 +16,7 @@ from foretell.plan.serving.space import shape
 
 __all__ = ["cost", "ranked", "runners_up"]
 
-NEAR = 0.05  # what a setting may hold up less than the best, by the closed form, and still be simulated
+NEAR = 0.15  # what a setting may hold up less than the best, by the closed form, and still be simulated
 RUNNERS = 5  # of one shape
 
 

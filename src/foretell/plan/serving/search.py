@@ -382,7 +382,7 @@ class _Search:
             found = tried(rate, 1)
             if rate <= floor and self.open(found):  # before a plan is given up
                 found = tried(rate, _MORE)
-            return float(found["attainment"]) >= self.attainment
+            return self.holds(found)
 
         if least:
             return least * _BETTER * largest_factor(lambda f: good(least * _BETTER * f), 1.0)
@@ -402,6 +402,10 @@ class _Search:
         """Whether the goal is within the interval of a simulated share."""
         _, low, high = _within(found)
         return low < self.attainment < high
+
+    def holds(self, found: Mapping[str, Any]) -> bool:
+        """Whether enough requests meet the objective in a simulation, and leave as fast as they come."""
+        return bool(found["keeps_up"]) and float(found["attainment"]) >= self.attainment
 
     def best_of(self, group: Sequence[Option]) -> _Held | None:
         """The setting of a shape that holds up most in the simulator; None where none meets the objective at any
@@ -550,8 +554,9 @@ class _Search:
             rounds += 1
             mix = self.mix(options, capacity, caps)
             checked = [self.check(option, j, mix, progress) for j, option in enumerate(options)]
-            short = [j for j, one in enumerate(checked) if one is not None and one["attainment"] < self.attainment]
-            good = not short or self.together(checked, mix) >= self.attainment
+            short = [j for j, one in enumerate(checked) if one is not None and not self.holds(one)]
+            up = all(one["keeps_up"] for one in checked if one is not None)
+            good = not short or (up and self.together(checked, mix) >= self.attainment)
             if good or rounds == _ROUNDS:
                 return mix, checked, rounds, good
             for j in short:

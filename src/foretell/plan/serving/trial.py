@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 _FAST = 1e15  # bytes/s: as good as no link at all
 _STRETCH = 200  # requests of a stretch of a trace at least
 _STRETCHES = 8
+_GROWN = 0.05  # of the requests that come, what may be left over without a limit on how long they wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Tried:
     tpot_p50_s: float
     tpot_p99_s: float
     tokens_per_s: float
+    #: Whether they leave as fast as they come: else each would wait longer than the one before, which no limit on the
+    #: time between tokens shows.
+    keeps_up: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -121,17 +125,32 @@ def simulated(
     link = Link(min(link_bytes_per_s, _FAST)) if plan.prefill_replicas else None
     served = serve(iterations, plan, requests, kv_link=link)
     done = served.served[warm:]
+    came, left = served.arrival_s[warm:][done], served.finished_s[warm:][done]
     times = {name: all_[warm:] for name, all_ in latencies(served).items()}
     if not done.any():
         never = float("inf")
-        return Tried(0.0, len(done), independent(done), never, never, never, never, 0.0)
+        return Tried(0.0, len(done), independent(done), never, never, never, never, 0.0, keeps_up=False)
     good = done.copy()
     for name, limit in slo.limits.items():
         good &= ~(times[name] > limit)  # a request of one token has no TPOT, and keeps any limit of it
     (ttft_50, ttft_99), (tpot_50, tpot_99) = (percentile(times[name], (50, 99)) for name in ("ttft", "tpot"))
-    busy = float(np.max(served.finished_s[warm:][done]) - served.arrival_s[warm])
+    busy = float(np.max(left) - served.arrival_s[warm])
     return Tried(
         float(good.mean()), len(done), independent(good),
         float(ttft_50), float(ttft_99), float(tpot_50), float(tpot_99),
         float(served.output_tokens[warm:][done].sum()) / max(busy, 1e-12),
+        bool({"ttft", "e2e"} & set(slo.limits)) or _keeps_up(came, left),
     )  # fmt: skip
+
+
+def _keeps_up(arrival_s: Floats, finished_s: Floats) -> bool:
+    """Whether no more requests are there in the last third of the time that they come in than in the first, but for
+    chance.
+    """
+    edges = np.linspace(arrival_s[0], arrival_s[-1], 4)
+    there = [
+        np.clip(np.minimum(finished_s, end) - np.maximum(arrival_s, start), 0.0, None).sum() / max(end - start, 1e-12)
+        for start, end in ((edges[0], edges[1]), (edges[2], edges[3]))
+    ]
+    grown = 1.5 * (there[1] - there[0])  # from the middle of a third to that of another is two thirds of the time
+    return bool(grown <= _GROWN * len(arrival_s) + 2.0 * np.sqrt(there[0]))
