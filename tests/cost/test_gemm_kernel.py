@@ -120,3 +120,15 @@ def test_a_block_fits_its_multiprocessor(name: str) -> None:
 def test_a_card_of_70_watts_cannot_keep_its_peak() -> None:
     """T4: 65 TFLOP/s in half precision at full clock. It has no bf16, whose stand-in says nothing of the energy."""
     assert 2 * 8192.0**3 / times("t4", 8192, 8192, 8192).time_s[0] < 0.85 * 65e12
+
+
+def test_cores_that_are_cut_down_issue_as_fast() -> None:
+    """H20 has a quarter of H100's arithmetic a multiprocessor and more bandwidth: few rows wait for memory in both."""
+    of_h20, of_h100 = times("h20", 1, 14336, 4096), times("h100-sxm", 1, 14336, 4096)
+    assert (of_h20.compute_s < of_h20.memory_s).all()
+    weights = 2 * 14336 * 4096
+    assert of_h20.time_s[0] < 1.6 * weights / 4e12  # of 4 TB/s
+    assert of_h20.time_s[0] < of_h100.time_s[0] * 1.05
+    # Full tiles are no faster for it: 148 TFLOP/s.
+    large = times("h20", 8192, 8192, 8192)
+    assert 1.0 < large.compute_s[0] / (2 * 8192**3 / 148e12) < 1.4

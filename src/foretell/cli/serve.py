@@ -30,6 +30,7 @@ _LENGTHS = ("1024", "256")
 #: Tokens of an iteration, where the engine does not go by the GPU.
 _TOKENS = 8192
 _OUTSIDE = "times are the engine's: a server adds what its tokeniser, HTTP and streaming take"
+_PLAIN = "no run on {} was compared: kernels are at the peaks of its data sheet"
 _INT8 = "no open table has INT8 products: they are costed as FP8's kernels at the peak of INT8"
 #: Devices of a service: more than any is told of, and some 100 MB of simulator.
 _MOST_DEVICES = 16_384
@@ -176,6 +177,7 @@ def serve(
     from foretell.report.served_requests import FORMATS, write_requests
     from foretell.report.serving import service_card
     from foretell.simulate.serving.metrics import parse_slo
+    from foretell.simulate.serving.room import own_share
     from foretell.units import parse_bytes, parse_money_per_hour, parse_time
 
     files.check(html, None, 1, workload)
@@ -212,7 +214,7 @@ def serve(
         "prefill_replicas": split[0], "decode_replicas": split[1], "weight_dtype": weight_dtype, "kv_dtype": kv_dtype,
         "max_num_batched_tokens": _tokens(device, engine, max_batched_tokens), "max_num_seqs": max_num_seqs,
         "max_model_len": _longest(config, max_model_len), "block_size": block_size,
-        "gpu_memory_percent": round(100 * (gpu_memory_utilization or 0.9)), "chunked_prefill": chunked_prefill,
+        "gpu_memory_percent": round(100 * (gpu_memory_utilization or 0.9), 4), "chunked_prefill": chunked_prefill,
         "prefix_cache": prefix_cache, "cuda_graph": cuda_graph, "preemption": preemption,
         "host_kv_bytes": 0 if host_memory is None else parse_bytes(host_memory, "--host-memory"),
     }  # fmt: skip
@@ -224,8 +226,8 @@ def serve(
         raise InputError("there is no tier to load caches from", "--kv-load", "leave it out, or give --kv-tier")
     plan = _plan(values)
     if gpu_memory_utilization is None:
-        plan = plan.replace(gpu_memory_percent=round(100 * _share(plan, device, config)))
-    policy = _policy(plan, scheduler, nanoflow, kv_load)
+        plan = own_share(config, plan, device)
+    policy = _policy(plan, scheduler, nanoflow, kv_load, gpu_memory_utilization is not None)
     links = _links(plan, device, machine, kv_link)
     tiers = _tiers(plan, device, kv_tier or [])
     load = _load(asked)
@@ -293,16 +295,6 @@ def _tokens(device: Device, engine: str, given: int | None) -> int:
     return default_load(device, "sglang")[0] if engine == "sglang" else _TOKENS
 
 
-def _share(plan: ServingPlan, device: Device, config: LLMConfig) -> float:
-    """The share of memory that the engine takes by itself."""
-    from foretell.cost.kv_budget import default_share
-
-    return default_share(
-        device, "vllm" if plan.engine == "static" else plan.engine, plan.version or None, tensor_parallel=plan.tp,
-        pipeline=plan.pp, data_parallel=plan.dp, step=plan.max_num_batched_tokens, latent=config.mla is not None,
-    )  # fmt: skip
-
-
 def _percentiles(text: str) -> list[float]:
     from foretell.errors import InputError
 
@@ -346,9 +338,11 @@ class _Policy:
     scheduler: str | None
     nanoflow: bool
     blocking_loads: bool
+    #: Whether the share of memory is as asked for.
+    given_share: bool
 
 
-def _policy(plan: ServingPlan, scheduler: str | None, nanoflow: bool, kv_load: str) -> _Policy:
+def _policy(plan: ServingPlan, scheduler: str | None, nanoflow: bool, kv_load: str, given_share: bool) -> _Policy:
     from foretell.errors import InputError, unknown
     from foretell.simulate.serving.simulator import SCHEDULERS
 
@@ -363,7 +357,7 @@ def _policy(plan: ServingPlan, scheduler: str | None, nanoflow: bool, kv_load: s
     if nanoflow and plan.prefill_replicas:
         raise InputError("overlaps prompts with answers, which run on replicas of their own", "--nanoflow",
                          "leave --disaggregate out")  # fmt: skip
-    return _Policy(None if name == plan.engine else name, nanoflow, kv_load == "blocking")
+    return _Policy(None if name == plan.engine else name, nanoflow, kv_load == "blocking", given_share)
 
 
 def _tiers(plan: ServingPlan, device: Device, texts: list[str]) -> tuple[NamedTier, ...]:
@@ -543,10 +537,9 @@ def _simulated(
     try:
         capacity = iterations.kv_capacity_tokens
     except InfeasibleError as error:
-        raise InfeasibleError(
-            error.message,
-            "; ".join(what_fits(config, plan, device)) or "no number of these devices that was tried holds it",
-        ) from error
+        fits = what_fits(config, plan, device, given_share=policy.given_share)
+        repair = "; ".join(fits) or "no number of these devices that was tried holds it"
+        raise InfeasibleError(error.message, repair) from error
     costed: Iterations | NanoFlow = iterations
     flow = None
     if policy.nanoflow:
@@ -572,5 +565,14 @@ def _simulated(
         price_usd_per_h=price, seed=seed, scheduler=policy.scheduler or plan.engine,
         nanoflow=None if flow is None else flow.found, tiers=tiers, blocking_loads=policy.blocking_loads,
         loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
-        notes=(_OUTSIDE, _INT8) if plan.weight_dtype == "int8" else (_OUTSIDE,),
+        notes=_notes(plan, device),
     )  # fmt: skip
+
+
+def _notes(plan: ServingPlan, device: Device) -> tuple[str, ...]:
+    notes = [_OUTSIDE]
+    if device.kind != "gpu":
+        notes.append(_PLAIN.format(device.name))
+    elif plan.weight_dtype == "int8":
+        notes.append(_INT8)
+    return tuple(notes)

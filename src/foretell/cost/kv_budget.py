@@ -223,13 +223,15 @@ def kv_budget(
     seqs: int | None = None,
     weight_dtype: str | None = None,
     expert_dtype: str | None = None,
+    scale_bytes: int = 0,
 ) -> Budget:
     """What `engine` leaves for the KV cache of `config` on one of `tensor_parallel` GPUs.
 
-    Weights are those of one GPU (`weight_dtype` and `expert_dtype` as in `llm.graph`), activations the peak of one
-    iteration over `step` new tokens of `seqs` sequences, as the engines find it by a trial run. `share` is the engine's
-    own setting, by default `default_share`. Raises InfeasibleError where nothing is left, with what takes the memory;
-    InputError where the device's memory is unknown or heads do not divide.
+    Weights are those of one GPU (`weight_dtype` and `expert_dtype` as in `llm.graph`, and `scale_bytes` of scales
+    beside quantised ones), activations the peak of one iteration over `step` new tokens of `seqs` sequences, as the
+    engines find it by a trial run. `share` is the engine's own setting, by default `default_share`. Raises
+    InfeasibleError where nothing is left, with what takes the memory; InputError where the device's memory is unknown
+    or heads do not divide.
     """
     member = kv.engine(engine)
     shown = visible_bytes(device)
@@ -260,7 +262,7 @@ def kv_budget(
     modules = _MODULES_BYTES if context and member.name in ("vllm", "sglang") else 0
     linked = member.name != "llama.cpp" and tensor_parallel > 1 and any(link.kind == "nvlink" for link in device.links)
     communication = _NVLINK_BYTES if linked else 0
-    weights = parts["parameters"] + parts["buffers"]
+    weights = parts["parameters"] + parts["buffers"] + scale_bytes
     activations = parts["activations"] + parts["temporaries"] + parts["inputs"] + parts["workspaces"]
     if member.name == "vllm":
         activations = max(activations, _sampling(mine, config.vocab, tokens_of_step, sequences, used))
@@ -294,7 +296,7 @@ def kv_budget(
     notes = []
     if member.name in _GRAPHS_OUTSIDE:
         notes.append("CUDA graphs are captured later, from the reserve")
-    if weight_dtype or expert_dtype:
+    if (weight_dtype or expert_dtype) and not scale_bytes:
         notes.append("scales of quantised weights are not counted")
     return Budget(
         device.name,

@@ -267,7 +267,7 @@ def settings(plan: ServingPlan) -> list[str | None]:
         None if static or not plan.chunked_prefill else "chunked prefill",
         "prefix cache" if plan.prefix_cache else None,
         f"blocks of {plan.block_size}",
-        f"{plan.gpu_memory_percent} % of {'free ' if plan.engine == 'trtllm' else ''}memory",
+        f"{plan.gpu_memory_percent:g} % of {'free ' if plan.engine == 'trtllm' else ''}memory",
         f"at most {plan.max_model_len:,} tokens a request" if plan.max_model_len else None,
         f"{format_bytes(plan.host_kv_bytes)} of host memory" if plan.host_kv_bytes else None,
     ]

@@ -125,7 +125,7 @@ def test_a_vllm_command_by_eye() -> None:
         "# without a prefix cache, as planned: with it, prompts that share a beginning take less\n"
         "vllm serve my/model \\\n  --tensor-parallel-size 2 \\\n  --pipeline-parallel-size 1 \\\n"
         "  --dtype bfloat16 \\\n  --max-num-batched-tokens 2048 \\\n  --max-num-seqs 64 \\\n"
-        "  --block-size 16 \\\n  --gpu-memory-utilization 0.90 \\\n"
+        "  --block-size 16 \\\n  --gpu-memory-utilization 0.9 \\\n"
         "  --enable-chunked-prefill \\\n  --no-enable-prefix-caching\n"
         "\n# before them:\n# vllm-router --policy round_robin --worker-urls URL URL …\n"
     )

@@ -10,6 +10,7 @@ import pytest
 
 from foretell.cost import estimate
 from foretell.cost.energy import power_of
+from foretell.cost.rates import matrix_rate
 from foretell.errors import InfeasibleError, InputError
 from foretell.hardware import cluster, device
 from foretell.simulate.serving import Batch, ServingPlan
@@ -204,6 +205,40 @@ def test_weights_in_int8_by_hand(form: str) -> None:
     assert it.weights_bytes == INT8_MATRICES + 2 * INT8_OUTSIDE + norms
     assert it.budget.weights_bytes == pytest.approx(it.weights_bytes, rel=1e-3)
     assert it.budget.notes[-1] == "scales of quantised weights are not counted"
+
+
+def test_scales_take_room_from_the_cache() -> None:
+    """NVFP4 has a scale of 8 bits for 16 values, int4 one of 16 bits for 128: the budgets differ by what these take."""
+    budgets = {form: Iterations.of(LLAMA, ServingPlan(weight_dtype=form), H100).budget for form in ("nvfp4", "int4")}
+    more = INT8_MATRICES * (1 / 16 - 2 / 128)
+    assert budgets["nvfp4"].weights_bytes - budgets["int4"].weights_bytes == pytest.approx(more, abs=2)
+    assert budgets["int4"].kv_bytes - budgets["nvfp4"].kv_bytes == pytest.approx(more, abs=2)
+    assert "scales of quantised weights are not counted" not in budgets["int4"].notes
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e", "tpu-v5p", "tpu-v6e", "gaudi-3", "inferentia2"])
+def test_accelerators_go_by_their_peaks(name: str) -> None:
+    """One sequence takes what weights and bandwidth say, a long prompt what arithmetic does, whatever their cores."""
+    where = device(name)
+    assert where.memory_bandwidth_bytes_per_s is not None
+    it = Iterations.of(llm.config("llama-3.2-1b"), ServingPlan(tp=1), where)
+    one = {part: s[0] for part, s in it.parts(Batch.of(decode_seqs=1, decode_tokens=1)).items()}
+    least = it.weights_bytes / where.memory_bandwidth_bytes_per_s
+    assert least < one["products"] + one["logits"] + one["attention"] < 1.6 * least
+    flops = 2.0 * 4096 * (16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192))
+    prompt = it.parts(Batch.of(prefill_seqs=1, prefill_tokens=4096))["products"][0]
+    peak = matrix_rate(where, "bf16").flops_per_s
+    assert 1.0 <= prompt / (flops / peak) < 1.3
+
+
+def test_mxfp4_is_widened_where_engines_have_no_kernel_for_it() -> None:
+    """vLLM takes Marlin for MXFP4 on compute capability 12.x: few sequences take what int4's weights do."""
+    config, one = llm.config("gpt-oss-20b"), Batch.of(decode_seqs=1, decode_tokens=500)
+    times = {
+        form: Iterations.of(config, ServingPlan(weight_dtype=form), device("rtx-5090")).parts(one)["experts"][0]
+        for form in ("mxfp4", "int4")
+    }
+    assert times["mxfp4"] == pytest.approx(times["int4"], rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["a100-sxm4-80gb", "a10g", "l4", "t4", "h100-sxm"])

@@ -59,6 +59,7 @@ _REACH = 128.0 * 256.0 / (128.0 + 256.0)
 _CHUNK = 2048
 _MAY_KEEP = 1.25  # L2's sizes between two uses of an operand, up to which part of it may still be there
 _CYCLE_STEP = 64.0  # bytes of k one loop step takes
+_CUT = 1.5  # of the generation's rate over a device's, from which the device counts as cut down
 
 
 def operands_in_shared(device: Device) -> bool:
@@ -71,6 +72,21 @@ def _sixteen_bits(device: Device) -> float:
     """FLOP/s of products in 16 bits, which the energy of one is counted from: in the formats the device has."""
     had = [name for name in ("bf16", "fp16") if device.peak(name)]
     return min(matrix_rate(device, name).flops_per_s for name in had or ("bf16", "fp16"))
+
+
+#: FLOP a cycle and multiprocessor of dense products in 16 bits, by major compute capability (NVIDIA H100 and B200
+#: architecture papers). Versions for some markets have less of it, but issue instructions as fast.
+_FULL_RATE = {"9": 4096.0, "10": 8192.0}
+
+
+def _full_rate(peak_flops_per_s: Floats, device: Device) -> Floats:
+    """What formats of these peaks (rows,) would reach were the tensor cores those of the whole generation."""
+    major = (device.compute_capability or "").split(".")[0]
+    if major not in _FULL_RATE or not device.multiprocessors or not device.boost_clock_hz:
+        return peak_flops_per_s
+    whole = _FULL_RATE[major] * device.multiprocessors * device.boost_clock_hz
+    cut = whole / _sixteen_bits(device)
+    return peak_flops_per_s * (cut if cut > _CUT else 1.0)
 
 
 def power_rate(device: Device, constants: Calibration) -> float:
@@ -176,8 +192,9 @@ def _chunk(numbers: Floats, whole_k: Bools, coarse: Bools, device: Device, const
     lasting = np.maximum(1.0, rounds + constant["tail"] * (whole - rounds))
 
     # One block, in seconds.
-    issued = area * (1.0 + constant["issue"] * (1.0 / reach - 1.0 / _REACH))
-    multiply = depth * issued * (2.0 / (sm_peak * constant["pipe"]))
+    issue = area * (constant["issue"] * (1.0 / reach - 1.0 / _REACH))
+    full = _full_rate(peak, device) / sms
+    multiply = depth * (area / sm_peak + issue / full) * (2.0 / constant["pipe"])
     # Loop synchronisations of blocks that share a multiprocessor overlap.
     resident = np.maximum(1.0, np.minimum(rounds, constant["resident"] * 128.0 * 128.0 / area))
     steps = depth * (np.maximum(a, b) / _CYCLE_STEP * constant["step.cycles"] / clock) / resident

@@ -103,7 +103,7 @@ def _vllm(plan: ServingPlan, model: str, role: str) -> list[str]:
     said += [*_dtype(plan, "vllm"), *_kv_dtype(plan, "vllm")]
     said += [
         "--max-num-batched-tokens", str(plan.max_num_batched_tokens), "--max-num-seqs", str(plan.max_num_seqs),
-        "--block-size", str(plan.block_size), "--gpu-memory-utilization", f"{plan.gpu_memory_percent / 100:.2f}",
+        "--block-size", str(plan.block_size), "--gpu-memory-utilization", f"{plan.gpu_memory_percent / 100:.4g}",
     ]  # fmt: skip
     if plan.max_model_len:
         said += ["--max-model-len", str(plan.max_model_len)]
@@ -141,7 +141,7 @@ def _sglang(plan: ServingPlan, model: str, role: str) -> list[str]:
         said += ["--max-prefill-tokens", str(plan.max_num_batched_tokens)]
     said += [
         "--max-running-requests", str(plan.max_num_seqs * plan.dp), "--page-size", str(plan.block_size),
-        "--mem-fraction-static", f"{plan.gpu_memory_percent / 100:.2f}",
+        "--mem-fraction-static", f"{plan.gpu_memory_percent / 100:.4g}",
     ]  # fmt: skip
     if plan.max_model_len:
         said += ["--context-length", str(plan.max_model_len)]
@@ -346,7 +346,7 @@ def _shared(options: dict[str, str], made: dict[str, Any], memory: str) -> None:
         made["kv_dtype"] = "fp8"
     if (share := options.pop(memory, None)) is not None:
         try:
-            made["gpu_memory_percent"] = round(100 * float(share))
+            made["gpu_memory_percent"] = round(100.0 * float(share), 4)
         except (ValueError, OverflowError):
             raise InputError(f"{share[:40]!r} is no share", memory, "give e.g. 0.9") from None
 

@@ -287,7 +287,7 @@ def measure(
         goodput_per_s=None if attained is None else attained * int(mine.sum()) / duration,
         running=float(inside @ runs.running) / duration,
         waiting=float(inside @ runs.waiting) / duration,
-        busy=float(inside.sum()) / (ranks * duration),
+        busy=min(1.0, float(inside.sum()) / (ranks * duration)),  # sums of many iterations are not exact
         kv_mean=float(inside @ used) / (ranks * duration),
         kv_peak=float(used[inside > 0].max(initial=0.0)),
         preemptions=int(served.preemptions[chosen].sum()),

@@ -68,7 +68,7 @@ class ServingPlan:
     max_model_len: int = 0
     block_size: int = 16
     #: Hundredths of the device's memory that the engine may use.
-    gpu_memory_percent: int = 90
+    gpu_memory_percent: float = 90.0
     chunked_prefill: bool = True
     prefix_cache: bool = False
     cuda_graph: bool = True
@@ -88,6 +88,10 @@ class ServingPlan:
             elif isinstance(field.default, bool):
                 if not isinstance(value, bool):
                     raise InputError(f"{field.name} is {value!r}, want true or false", "serving plan")
+            elif isinstance(field.default, float):
+                most = _MOST[field.name]
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= most:
+                    raise InputError(f"{field.name} is {value!r}, want above 0 and at most {most}", "serving plan")
             elif not isinstance(value, int) or isinstance(value, bool):
                 raise InputError(f"{field.name} is {value!r}, want a whole number", "serving plan")
             else:

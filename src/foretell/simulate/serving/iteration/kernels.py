@@ -78,12 +78,17 @@ def _runs(number_format: str, device: Device) -> _Runs:
         return _Runs(rate.flops_per_s, 1.0, 1.0, SCHEMES.index("token"), "int8")
     if number_format == "nvfp4" and (rate := matrix_rate(device, "fp4")).runs_as == "fp4":
         return _Runs(rate.flops_per_s, 0.5, b_bytes, SCHEMES.index("nvfp4"), "fp4")
-    if number_format == "mxfp4" and matrix_rate(device, "fp4").runs_as == "fp4":
+    if number_format == "mxfp4" and matrix_rate(device, "fp4").runs_as == "fp4" and not _widens_mxfp4(device):
         # Activations are kept in MXFP8, and mixed operands run at its rate (PTX ISA, tcgen05.mma kind::mxf8f6f4).
         return _Runs(matrix_rate(device, "fp8").flops_per_s, 1.0, b_bytes, SCHEMES.index("token"), "fp8")
     # Anything else is widened on the way in: weights only.
     rate = matrix_rate(device, half)
     return _Runs(rate.flops_per_s, 2.0, b_bytes, -1, "half" if b_bytes == 2.0 else "weight_only")
+
+
+def _widens_mxfp4(device: Device) -> bool:
+    """Whether engines widen MXFP4 though the device multiplies in 4 bits: on NVIDIA's 12.x (vLLM's Marlin there)."""
+    return device.vendor == "NVIDIA" and (device.compute_capability or "").startswith("12.")
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,9 @@ class _Alone:
 def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
     """Matrix products of these (batch, m, n, k; kernels)."""
     batch, m, n, k = np.frombuffer(sizes).reshape(4, -1)
+    if device.kind != "gpu":
+        moved = m * k * runs.a_bytes + n * k * runs.b_bytes + m * n * 2.0
+        return _roofline(2.0 * batch * m * n * k, batch * moved, runs, device)
     one = np.ones(len(m))
     work = Products(batch, m, n, k, runs.flops_per_s * one, runs.a_bytes * one, runs.b_bytes * one, 2.0 * one,
                     np.full(len(m), runs.scheme))  # fmt: skip
@@ -255,6 +263,9 @@ def _attention_alone(
 ) -> _Alone:
     """Attention of these (batch, queries, keys; kernels)."""
     batch, queries, seen = np.frombuffer(sizes).reshape(3, -1)
+    if device.kind != "gpu":
+        moved = 2.0 * depth * batch * (2.0 * queries + kv_bytes * seen)
+        return _roofline(4.0 * batch * queries * seen * depth, moved, runs, device)
     one = np.ones(len(batch))
     never = np.zeros(len(batch), dtype=np.bool_)
     work = Attentions(batch, queries, seen, depth * one, runs.flops_per_s * one, 2.0 * one, kv_bytes * one, never,
@@ -264,6 +275,14 @@ def _attention_alone(
     tile = np.maximum(times.tile_m, 64.0 if operands_in_shared(device) else 16.0)
     padding = tile * np.ceil(queries / tile) / queries
     return _Alone.of(times, _factor("attention", work.features(times, device), times) if learns else one, padding)
+
+
+def _roofline(flops: Floats, nbytes: Floats, runs: _Runs, device: Device) -> _Alone:
+    """Kernels of what is no GPU, whose tiles and rounds are not known: arithmetic at peak, bytes at the bandwidth that
+    GPUs reach of theirs."""
+    compute, memory = flops / runs.flops_per_s, nbytes / bandwidth(device)
+    reached, none = KERNEL.families["gemm"]["dram.efficiency"], np.zeros(len(flops))
+    return _Alone(compute, memory / reached, none, np.maximum(compute, memory), nbytes, none)
 
 
 def _factor(family: str, features: Floats, times: KernelTimes) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -31,6 +32,8 @@ Floats = npt.NDArray[np.float64]
 
 __all__ = ["BOUNDS", "Iterations"]
 
+#: Bytes of one value without the scales beside it.
+_VALUE_BYTES = FORMAT_BYTES | {"nvfp4": 0.5, "mxfp4": 0.5, "int4": 0.5}
 #: What can limit an iteration.
 BOUNDS = ("bandwidth", "compute", "network", "host")
 #: Largest counts that tables are made for: beyond them times go on as they did last.
@@ -223,6 +226,7 @@ class Iterations:
             dtype=plan.kv_dtype if plan.kv_dtype not in ("bf16", "fp16") else "auto", tensor_parallel=plan.tp,
             share=plan.gpu_memory_percent / 100.0, step=plan.max_num_batched_tokens, seqs=plan.max_num_seqs,
             weight_dtype=quantized[0], expert_dtype=quantized[1] if self.config.moe else None,
+            scale_bytes=round(self.weights_bytes - _weights_bytes(self.config, plan, _VALUE_BYTES)),
         )  # fmt: skip
 
     @property
@@ -283,9 +287,9 @@ def _dtype(number_format: str) -> str | None:
     return "fp4" if number_format in ("nvfp4", "mxfp4") else number_format
 
 
-def _weights_bytes(config: LLMConfig, plan: ServingPlan) -> float:
-    """Bytes of weights on the fullest device of the first or last stage."""
-    dense, experts = FORMAT_BYTES[sizes.dense_format(config, plan)], FORMAT_BYTES[plan.weight_dtype]
+def _weights_bytes(config: LLMConfig, plan: ServingPlan, each: Mapping[str, float] = FORMAT_BYTES) -> float:
+    """Bytes of weights on the fullest device of the first or last stage, at `each` byte a value of a format."""
+    dense, experts = each[sizes.dense_format(config, plan)], each[plan.weight_dtype]
     ranks = plan.tp * plan.dp
     outside = sum(2.0 * w.elements for w in model_weights(config)) / plan.tp
     if plan.pp > 1:
