@@ -63,7 +63,13 @@ def _once(groups: Sequence[tuple[Option, ...]]) -> list[tuple[Option, ...]]:
 
 
 def runners_up(group: Sequence[Option], near: bool) -> list[Option]:
-    """The settings of a shape to simulate besides its best: those `near` it by the closed form, or just the next."""
+    """The settings of a shape to simulate besides its best: those `near` it by the closed form.
+
+    Or, where it fails at the lowest rates, those of another token budget: sequences are few there, and how many more
+    may run changes nothing.
+    """
     best = group[0]
-    some = [one for one in group[1:] if not near or (one.share == best.share and one.rate >= (1.0 - NEAR) * best.rate)]
-    return some[:RUNNERS]
+    if near:
+        return [one for one in group[1:] if one.share == best.share and one.rate >= (1.0 - NEAR) * best.rate][:RUNNERS]
+    budgets = {one.plan.max_num_batched_tokens: one for one in reversed(group)}  # the best of each
+    return [one for one in group[1:] if budgets[one.plan.max_num_batched_tokens] is one][:RUNNERS]

@@ -424,8 +424,7 @@ class _Search:
         for other in runners_up(group, near=rate > 0):
             its = self.capacity(other)
             mine = np.flatnonzero(its > 0)
-            # Compared over the same requests only; where the best fails, what is no faster need not be tried.
-            if not len(mine) or (not np.array_equal(mine, rows) if rate else self.hopeless(other)):
+            if not len(mine) or (rate and not np.array_equal(mine, rows)):  # compared over the same requests only
                 continue
             like = like if rate else other
             found = self.held(other, mine, like, rate)
