@@ -207,7 +207,7 @@ def _cdfs(found: Service) -> Chart:
     times = latencies(found.served)
     one = found.metrics
     mine = (found.served.arrival_s >= one.since_s) & (found.served.arrival_s <= one.until_s)
-    values, weights = gaps(found.served.runs, one.since_s, one.until_s)
+    values, weights = gaps(found.served, one.since_s, one.until_s)
     shares = np.linspace(0.0, 100.0, _POINTS)
     curves = {name: percentile(times[name][mine], list(shares)) for name in ("ttft", "tpot")}
     curves["itl"] = percentile(values, list(shares), weights)

@@ -14,16 +14,19 @@ from foretell.errors import InputError, UnknownNameError
 from foretell.simulate.serving import Batch, ServingPlan
 from foretell.simulate.serving.engine.served import Runs, Served
 from foretell.simulate.serving.metrics import gaps, latencies, measure, parse_slo, percentile, series
+from foretell.simulate.serving.requests import Requests
+from foretell.simulate.serving.simulator import Link, serve
 
 NAN = math.nan
 
 
 def runs(rows: Sequence[dict[str, float]]) -> Runs:
-    """Runs of rows that say what is not 0 (one iteration, one row of logits for each sequence)."""
+    """Runs of rows that say what is not 0 (one iteration, one row of logits for each sequence, all of them running)."""
     ints = {column.name for column in fields(Runs) if column.type == "Ints"}
     filled = []
     for row in rows:
-        base = {"iterations": 1, "decode_seqs": 0, "sampled": row.get("decode_seqs", 0) + row.get("prefill_seqs", 0)}
+        seqs = row.get("decode_seqs", 0) + row.get("prefill_seqs", 0)
+        base = {"iterations": 1, "decode_seqs": 0, "sampled": seqs, "running": seqs}
         filled.append({**dict.fromkeys((c.name for c in fields(Runs)), 0), **base, **row})
     return Runs(**{  # type: ignore[arg-type]
         c.name: np.array([row[c.name] for row in filled], np.int32 if c.name in ints else np.float64)
@@ -91,7 +94,7 @@ def test_figures_by_hand() -> None:
     assert one.attainment_by == pytest.approx({"ttft": 1 / 3, "tpot": 2 / 3})
     assert one.goodput_per_s == pytest.approx(1 / 5)
     assert one.running == pytest.approx((1 + 1 + 2 + 2) / 5)
-    assert one.waiting == pytest.approx(3 / 5)
+    assert one.waiting == pytest.approx(1 / 5)  # A, from 0 to 1 s
     assert one.busy == pytest.approx(4 / 5)
     assert one.kv_mean == pytest.approx((0.7 + 0.7 + 1.0 + 0.5) / 5)
     assert one.kv_peak == 1.0
@@ -174,7 +177,7 @@ def test_a_pipeline_keeps_its_devices_at_work_together() -> None:
 def test_gaps_of_long_runs_count_each_iteration() -> None:
     rows = [{"start_s": 0, "end_s": 1, "prefill_seqs": 3},
             {"start_s": 1, "end_s": 5, "iterations": 8, "decode_seqs": 3}]  # fmt: skip
-    values, weights = gaps(runs(rows))
+    values, weights = gaps(served(runs=runs(rows)))
     assert float(weights.sum()) == 8 * 3
     assert set(values.tolist()) == {0.5}
 
@@ -186,7 +189,7 @@ def test_prompts_that_run_alone_delay_the_others() -> None:
             # After a pause nobody waited; another replica has nothing to do with it.
             {"start_s": 20, "end_s": 21, "decode_seqs": 4},
             {"start_s": 0, "end_s": 9, "decode_seqs": 5, "replica": 1}]  # fmt: skip
-    values, weights = gaps(runs(rows))
+    values, weights = gaps(served(runs=runs(rows)))
     found: dict[float, float] = {}
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         found[value] = found.get(value, 0.0) + weight
@@ -206,7 +209,7 @@ def test_series_are_means_over_time() -> None:
     found = series(served(), 5)
     assert found.edge_s.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.running.tolist() == pytest.approx([0, 1, 1, 2, 2])
-    assert found.waiting.tolist() == pytest.approx([0, 0, 0, 0, 3])
+    assert found.waiting.tolist() == pytest.approx([1, 0, 0, 0, 0])
     assert found.kv.tolist() == pytest.approx([0, 0.7, 0.7, 1.0, 0.5])
     assert found.output_tokens_per_s.tolist() == pytest.approx([0, 1, 1, 2, 2])
     assert series(served(), 2).running.tolist() == pytest.approx([1.5 / 2.5, 4.5 / 2.5])
@@ -242,3 +245,43 @@ def test_plain_values() -> None:
     assert document["duration_s"] == 5.0
     assert list(document["latency_s"]) == ["ttft", "tpot", "itl", "e2e"]
     assert document["refused"] == {"longer than the model allows": 1}
+
+
+class Seconds:
+    """10 ms and something for every token; a cache that holds some answers at a time."""
+
+    kv_capacity_tokens = 2000
+    kv_bytes_per_token = 1e3
+
+    def time_s(self, batch: Batch) -> Any:
+        return 0.01 + 1e-5 * (batch.prefill_tokens + batch.decode_seqs) + 1e-8 * batch.decode_tokens
+
+
+@pytest.mark.parametrize("plan", [
+    {}, {"pp": 2}, {"dp": 2}, {"replicas": 2}, {"preemption": "swap", "host_kv_bytes": 1_000_000},
+    {"prefill_replicas": 2, "decode_replicas": 1}, {"prefill_replicas": 1, "decode_replicas": 2, "pp": 2},
+    {"engine": "sglang"}, {"engine": "sglang", "prefill_replicas": 2, "decode_replicas": 1},
+    {"engine": "trtllm"}, {"engine": "static"}, {"engine": "static", "pp": 2},
+])  # fmt: skip
+def test_figures_do_not_contradict_each_other(plan: dict[str, Any]) -> None:
+    """Gaps between tokens add up to the answers' times, requests there to Little's law, series to means."""
+    rng = np.random.default_rng(0)
+    count = 120
+    inputs, outputs = rng.integers(1, 500, count), rng.integers(1, 300, count)
+    made = ServingPlan(max_num_seqs=32, max_num_batched_tokens=512, **plan)
+    found = serve(
+        Seconds(), made, Requests.of(np.sort(rng.uniform(1, 4, count)), inputs, outputs),
+        host_link=Link(1e8) if made.host_kv_bytes else None, kv_link=Link(1e6) if made.prefill_replicas else None,
+    )  # fmt: skip
+    if plan.get("engine") not in ("static", "trtllm"):
+        assert found.preemptions.sum()
+    values, weights = gaps(found)
+    assert weights.sum() == (outputs - 1).sum()
+    assert values @ weights == pytest.approx((found.finished_s - found.first_token_s).sum(), rel=1e-6)
+    one, over_time = measure(found, made), series(found, 50)
+    there = (found.finished_s - found.arrival_s).sum() / one.duration_s
+    assert one.running + one.waiting == pytest.approx(there, rel=1e-9)
+    lasts = np.diff(over_time.edge_s)
+    assert over_time.running @ lasts == pytest.approx(one.running * one.duration_s, rel=1e-6)
+    assert over_time.waiting @ lasts == pytest.approx(one.waiting * one.duration_s, rel=1e-6)
+    assert over_time.output_tokens_per_s @ lasts == pytest.approx(outputs.sum(), rel=1e-6)

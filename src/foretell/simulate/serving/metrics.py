@@ -102,16 +102,20 @@ def latencies(served: Served) -> dict[str, Floats]:
     return {"ttft": first - served.arrival_s, "tpot": tpot, "e2e": last - served.arrival_s}
 
 
-def gaps(runs: Runs, since_s: float = 0.0, until_s: float = math.inf) -> tuple[Floats, Floats]:
+def gaps(served: Served, since_s: float = 0.0, until_s: float = math.inf) -> tuple[Floats, Floats]:
     """Times between two tokens of a request, and how often each occurs, of iterations that end in a stretch of time.
 
     Iterations of a run count with their mean. A sequence that iterations without it delayed (prompts that run alone)
-    waited from the end of the last one with it; one whose prompt ended just before, from the end of that. A rank that
-    paused had none. A token that comes of recomputing a preempted sequence is not among them.
+    waited from the end of the last one with it; one whose prompt ended just before, from the end of that; one that was
+    preempted or sent elsewhere, from its last token before that.
     """
+    runs = served.runs
     order = np.lexsort((runs.start_s, runs.rank, runs.replica))
     start, end, each = runs.start_s[order], runs.end_s[order], runs.duration_s[order]
-    many, seqs = runs.iterations[order].astype(np.float64), runs.decode_seqs[order].astype(np.float64)
+    many = runs.iterations[order].astype(np.float64)
+    # The rows of a static batch stay when their answers have ended.
+    seqs = np.minimum(runs.decode_seqs, runs.running)[order].astype(np.float64)
+    here = seqs - runs.late[order]  # the gaps of the others are among the breaks
     lane = runs.replica[order].astype(np.int64) * (int(runs.rank.max(initial=0)) + 1) + runs.rank[order]
     decodes = seqs > 0
     rows = np.arange(len(order))
@@ -120,13 +124,16 @@ def gaps(runs: Runs, since_s: float = 0.0, until_s: float = math.inf) -> tuple[F
     pause = (np.diff(lane, prepend=-1) != 0) | (start > np.concatenate([[-np.inf], end[:-1]])[: len(order)] + 1e-9)
     pauses = np.cumsum(pause)
     known = (before >= 0) & (pauses[np.maximum(before, 0)] == pauses)
-    # Prompts that ended in iterations without decoding since then.
-    ended = np.concatenate([[0.0], np.cumsum(np.where(decodes, 0.0, runs.sampled[order]))])
-    new = np.minimum(np.where(known, ended[rows] - ended[np.maximum(before, 0) + 1], seqs), seqs)
+    # Prompts that ended in an iteration without decoding just before.
+    ended = np.concatenate([[0.0], np.where(decodes, 0.0, runs.sampled[order])[:-1]])[: len(order)]
+    new = np.minimum(np.where(known, ended, here), here)
     waited = np.where(known, start - end[np.maximum(before, 0)], 0.0)
     inside = decodes & (end > since_s) & (end <= until_s)
     values = np.concatenate([each + np.maximum(waited, 0.0), each, each])[np.tile(inside, 3)]
-    weights = np.concatenate([seqs - new, new, (many - 1.0) * seqs])[np.tile(inside, 3)]
+    weights = np.concatenate([here - new, new, (many - 1.0) * seqs])[np.tile(inside, 3)]
+    breaks = served.breaks_s[(served.breaks_s[:, 1] > since_s) & (served.breaks_s[:, 1] <= until_s)]
+    values = np.concatenate([values, breaks[:, 1] - breaks[:, 0]])
+    weights = np.concatenate([weights, np.ones(len(breaks))])
     return values[weights > 0], weights[weights > 0]
 
 
@@ -160,7 +167,9 @@ class Metrics:
     `latency_s` has for each of `LATENCIES` the mean, the extremes and the wanted percentiles (``p50``, …), of requests
     that arrived in that time. Rates are a second of that time. `bound` are shares of the iterations' time by what
     limits them, `queue` shares of the iterations' time in which requests waited, by what kept them from running.
-    `attainment` is the share of requests that keep all limits, refused ones included; `goodput_per_s` how many do.
+    `waiting` are requests that have come, are not done, and are in no iteration: in line, or on the way to where they
+    are decoded. `attainment` is the share of requests that keep all limits, refused ones included; `goodput_per_s` how
+    many do.
     """
 
     since_s: float
@@ -256,7 +265,7 @@ def measure(
         whole = f"{last_s - first_s:.3g} s"
         raise InputError(f"nothing is left of {whole}", "--warm-up, --cool-down", "give less of them")
     times = latencies(served)
-    values, weights = gaps(served.runs, since, until)
+    values, weights = gaps(served, since, until)
     chosen = ok & mine
     table = {name: _summary(times[name][chosen], percentiles) for name in ("ttft", "tpot")}
     table["itl"] = _summary(values, percentiles, weights)
@@ -265,6 +274,7 @@ def measure(
     inputs, outputs, finished = _done(served, since, until)
     attained, by = _attained(times, chosen, int(mine.sum()), slo)
     runs = served.runs
+    present_s = _present_s(served, np.array((since, until)))
     inside = np.clip(np.minimum(runs.end_s, until) - np.maximum(runs.start_s, since), 0.0, None)
     # A pipeline's batches have ranks of their own: together they keep its stages' devices at work.
     ranks = plan.dp * plan.pp * max(len(served.kv_capacity_blocks), 1)
@@ -273,6 +283,7 @@ def measure(
     if energy is not None:
         idle_s = max(0.0, ranks * duration - float(inside.sum()))
         energy = (energy + idle_w * idle_s) * plan.tp
+    running = float(inside @ runs.running) / duration
     return Metrics(
         since_s=since, until_s=until,
         requests=int(mine.sum()), finished=int((ok & (served.finished_s > since) & (served.finished_s <= until)).sum()),
@@ -285,8 +296,8 @@ def measure(
         attainment=attained,
         attainment_by=by,
         goodput_per_s=None if attained is None else attained * int(mine.sum()) / duration,
-        running=float(inside @ runs.running) / duration,
-        waiting=float(inside @ runs.waiting) / duration,
+        running=running,
+        waiting=float(_above(np.diff(present_s) / duration - running)[0]),
         busy=min(1.0, float(inside.sum()) / (ranks * duration)),  # sums of many iterations are not exact
         kv_mean=float(inside @ used) / (ranks * duration),
         kv_peak=float(used[inside > 0].max(initial=0.0)),
@@ -343,6 +354,25 @@ def _attained(
 def _refused(served: Served, mine: npt.NDArray[np.bool_]) -> dict[str, int]:
     counts = np.bincount(served.refused[mine], minlength=len(served.reasons))
     return {why: int(n) for why, n in zip(served.reasons[1:], counts[1:], strict=True) if n}
+
+
+def _present_s(served: Served, at_s: Floats) -> Floats:
+    """Seconds that requests have been there by these times, all together: from arrival to the last token."""
+    ok = served.served
+    begin = float(at_s[0])
+
+    def since(times: Floats) -> Floats:
+        times = np.sort(times[ok]) - begin
+        upto = np.concatenate([[0.0], np.cumsum(times)])
+        count = np.searchsorted(times, at_s - begin)
+        return np.asarray((at_s - begin) * count - upto[count])
+
+    return since(served.arrival_s) - since(served.finished_s)
+
+
+def _above(count: Floats) -> Floats:
+    """What is more than rounding, else 0."""
+    return np.where(count > 1e-9, count, 0.0)
 
 
 def _kv_share(served: Served) -> Floats:
@@ -409,7 +439,8 @@ def _queue(served: Served, plan: ServingPlan, inside: Floats) -> dict[str, float
 class Series:
     """Means over equal stretches of time, columns (stretches,); `edge_s` has one more.
 
-    Sequences running and waiting of all ranks together, the share of KV blocks held, output tokens a second.
+    Sequences running and waiting (as in `Metrics`) of all ranks together, the share of KV blocks held, output tokens a
+    second.
     """
 
     edge_s: Floats
@@ -426,16 +457,17 @@ def series(served: Served, stretches: int = 240) -> Series:
     runs = served.runs
     lanes = runs.replica.astype(np.int64) * (int(runs.rank.max(initial=0)) + 1) + runs.rank
     used = _kv_share(served)
-    sums = {"running": np.zeros(stretches), "waiting": np.zeros(stretches), "kv": np.zeros(stretches)}
+    sums = {"running": np.zeros(stretches), "kv": np.zeros(stretches)}
     tokens = np.zeros(stretches)
-    sampled = runs.sampled * runs.iterations / np.maximum(runs.end_s - runs.start_s, 1e-12)
+    sampled = np.minimum(runs.sampled, runs.running) * runs.iterations / np.maximum(runs.end_s - runs.start_s, 1e-12)
     names = np.unique(lanes)
     for lane in names:
         mine = lanes == lane
-        for name, column in (("running", runs.running), ("waiting", runs.waiting), ("kv", used)):
+        for name, column in (("running", runs.running), ("kv", used)):
             sums[name] += _mean(edges, runs.start_s[mine], runs.end_s[mine], column[mine].astype(np.float64))
         tokens += _mean(edges, runs.start_s[mine], runs.end_s[mine], sampled[mine])
-    return Series(edges, sums["running"], sums["waiting"], sums["kv"] / max(1, len(names)), tokens)
+    waiting = _above(np.diff(_present_s(served, edges)) / np.diff(edges) - sums["running"])
+    return Series(edges, sums["running"], waiting, sums["kv"] / max(1, len(names)), tokens)
 
 
 def _mean(edges: Floats, start: Floats, end: Floats, value: Floats) -> Floats:

@@ -437,6 +437,7 @@ class _Simulation:
             runs=self._writer.done(),
             kv_capacity_blocks=tuple(self._capacity),
             block_size=self._size,
+            breaks_s=np.array(self._writer.breaks).reshape(-1, 2),
             about=MappingProxyType({**dict(self.requests.about), **about}),
         )
 

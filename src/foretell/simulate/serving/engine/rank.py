@@ -84,7 +84,12 @@ class Rank:
         self.decode = False
         self.chunks: list[tuple[Seq, int]] = []
         self.stall_s = 0.0
+        #: Sequences that decode in it for the first time since their cache came back (was swapped in, or sent here).
+        self.back: list[Seq] = []
+        #: By id: those that have not decoded yet since their prompt ended.
+        self._fresh: dict[int, Seq] = {}
         self.now_s = 0.0
+        self._token_s = 0.0
         self._sums: list[float] = [0, 0, 0.0, 0, 0]
         #: Steps for which what was decided holds if nobody comes; `deaf`: also if somebody does.
         self.hold = FOREVER
@@ -181,6 +186,7 @@ class Rank:
                 seq.swapped = 0
             seq.ready = False
             self._join(seq)
+            self.back.append(seq)
             return 1
         here, idle, more = (0, 0, 0) if seq.loaded else blocks.found(seq)
         if more and not self._waits:
@@ -274,6 +280,11 @@ class Rank:
         swapped = 0
         if seq.joined >= 0:
             swapped = -(-tokens // self.size)
+            self._fresh.pop(seq.id, None)
+            if seq in self.back:
+                self.back.remove(seq)
+            elif self.step > seq.joined:
+                seq.token_s = self._token_s
             seq.made = self.made(seq)
             self._leave(seq)
         self.blocks.release(seq, tokens, again=True)
@@ -323,7 +334,7 @@ class Rank:
             seq = self.inbox.popleft()
             (loaded if seq.loaded else self.waiting).append(seq)
         self._first_in_line(*loaded)
-        self.decode, self.chunks, self.stall_s = False, [], 0.0
+        self.decode, self.chunks, self.stall_s, self.back = False, [], 0.0, []
         self._sums = [0, 0, 0.0, 0, 0]
         self.hold, self.deaf = FOREVER, False
         self._schedule(self)
@@ -371,14 +382,24 @@ class Rank:
         self.blocks.untake(self.growth(planned - steps))
         self.step -= steps
 
-    def advance(self, steps: int) -> tuple[list[Seq], list[Seq]]:
-        """End `steps` iterations like the one formed. Returns the sequences with their first token, and those done.
+    def late(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """Of sequences that decode for the first time here, in an iteration from `start_s` to `end_s`: when they got
+        the token before, and that one; without those whose prompt ended as it began."""
+        late = [seq.token_s for seq in self._fresh.values() if seq.token_s < start_s] if self.decode else []
+        return [(since_s, end_s) for since_s in (*late, *(seq.token_s for seq in self.back))]
 
-        Sequences that are done have left.
+    def advance(self, steps: int, end_s: float) -> tuple[list[Seq], list[Seq], list[tuple[float, float]]]:
+        """End `steps` iterations like the one formed, at `end_s`.
+
+        Returns the sequences with their first token, those done, which have left, and from when until when preempted
+        ones that were computed anew got no token.
         """
         first: list[Seq] = []
         done: list[Seq] = []
+        breaks: list[tuple[float, float]] = []
         if self.decode:
+            self._token_s = end_s
+            self._fresh.clear()
             self.step += steps
             self.cached += steps * self.rows
             while self._dues and self._dues[0][0] <= self.step:
@@ -390,6 +411,9 @@ class Rank:
                 seq.made += 1
                 if seq.made == 1:
                     first.append(seq)
+                else:
+                    breaks.append((seq.token_s, end_s))
+                seq.token_s = end_s
                 if seq.made == seq.outputs:
                     done.append(seq)
                     if self.padded:  # its row stays
@@ -397,6 +421,7 @@ class Rank:
                         self.cached += self.padded
                 else:
                     self._join(seq)
+                    self._fresh[seq.id] = seq
         for seq in done:
             del self.running[seq.id]
             if self.padded:
@@ -412,11 +437,12 @@ class Rank:
             if not self.running:
                 self.blocks.give(self._reserved)
                 self.rows = self.cached = self.padded = self._reserved = self.due_sum = 0
-        return first, done
+        return first, done, breaks
 
     def hand_over(self, seq: Seq) -> None:
         """Take a sequence out that ended its prompt, to decode elsewhere; its blocks stay until it is there."""
         del self.running[seq.id]
+        self._fresh.pop(seq.id, None)
         self._leave(seq)
         self.leaving += -(-seq.prompt // self.size)
 

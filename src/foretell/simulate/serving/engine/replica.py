@@ -175,9 +175,12 @@ class Replica:
             elif rank.decode and steps > 1:
                 rank.grow(steps)
             used = rank.blocks.used
-            began, ended = rank.advance(steps) if rank.decode or rank.chunks else ((), ())
+            late = rank.late(self._start_s, float(self._ends[0]))
+            began, ended, again = rank.advance(steps, end) if rank.decode or rank.chunks else ((), (), ())
+            for times in (*late, *again):
+                self._writer.breaks.extend(times)
             floats.extend((self._start_s, end, cached, pairs, behind))
-            ints.extend((self.index, number, steps, rows, seqs, tokens, sampled, used, running, waiting))
+            ints.extend((self.index, number, steps, rows, seqs, tokens, sampled, used, running, waiting, len(late)))
             for seq in began:
                 first.append((rank, seq))
             for seq in ended:

@@ -15,7 +15,7 @@ class Seq:
 
     __slots__ = (
         "computed", "due", "id", "inputs", "joined", "keys", "loaded", "loading", "made", "marked", "outputs",
-        "preempted", "prefix", "prefix_tokens", "prompt", "ready", "seen_s", "started", "swapped",
+        "preempted", "prefix", "prefix_tokens", "prompt", "ready", "seen_s", "started", "swapped", "token_s",
     )  # fmt: skip
 
     def __init__(self, id: int, inputs: int, outputs: int, prefix: int, prefix_tokens: int) -> None:
@@ -42,3 +42,5 @@ class Seq:
         self.loading = False
         self.loaded = 0
         self.seen_s = 0.0
+        #: When its prompt ended last; of a preempted one, when it got its last token.
+        self.token_s = 0.0

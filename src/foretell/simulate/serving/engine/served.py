@@ -26,8 +26,9 @@ class Runs:
     Iterations with prompts in them are runs of one; iterations that only decode come in longer runs, in which the
     sequences stay the same and `decode_tokens` (given for the first) grows by `decode_seqs` each time. The other
     columns of the batch are those of `foretell.simulate.serving.Batch`. `kv_blocks` are held at the end, `running`
-    and `waiting` sequences counted after scheduling. Rows of one replica are in order of time; the ranks of a replica
-    (`rank`) have rows of the same times.
+    and `waiting` sequences counted after scheduling; of those that decode, `late` got the token before at another
+    time than the end of the last iteration: their cache was swapped in or sent here, or prompts ran in between. Rows
+    of one replica are in order of time; the ranks of a replica (`rank`) have rows of the same times.
     """
 
     start_s: Floats
@@ -45,6 +46,7 @@ class Runs:
     kv_blocks: Ints
     running: Ints
     waiting: Ints
+    late: Ints
 
     def __post_init__(self) -> None:
         for column in fields(self):
@@ -82,9 +84,10 @@ _FLOATS = 5
 
 
 class RunsWriter:
-    """Collects runs row by row in two flat arrays, 80 bytes a row."""
+    """Collects runs row by row in two flat arrays, 84 bytes a row, and the breaks of answers in a third."""
 
     def __init__(self) -> None:
+        self.breaks = array("d")
         self.floats = array("d")
         self.ints = array("i")
 
@@ -107,7 +110,9 @@ class Served:
     the iteration that first worked on it, `first_token_s` and `finished_s` end those that gave its first and last
     token. `output_tokens` were generated, `cached_tokens` of its prompt found in the prefix cache when it was first
     scheduled. `replica` finished it, `prefill_replica` ran its prompt (the same unless disaggregated); −1 where
-    refused. `refused` indexes `reasons`, of which the first, empty, means that it was served.
+    refused. `refused` indexes `reasons`, of which the first, empty, means that it was served. `breaks_s` (breaks, 2)
+    are the times of two tokens of one answer that follow each other, between which it was preempted, sent from one
+    replica to another, or delayed by prompts before its second token.
     """
 
     arrival_s: Floats
@@ -127,6 +132,7 @@ class Served:
     kv_capacity_blocks: tuple[int, ...]
     block_size: int
     about: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    breaks_s: Floats = field(default_factory=lambda: np.empty((0, 2)))
 
     def __post_init__(self) -> None:
         for column in fields(self):

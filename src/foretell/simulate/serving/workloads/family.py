@@ -310,7 +310,8 @@ def windowed(trace: Trace, wanted: Wanted, spec: str, kind: str) -> Trace:
         low, high = np.searchsorted(trace.arrival_s, [wanted.start_s, end])
         if low == high:
             last = float(trace.arrival_s[-1])
-            raise InputError(f"no request from {wanted.start_s:g} s to {end:g} s", spec,
+            until = f"to {end:g} s" if end < np.inf else "on"
+            raise InputError(f"no request from {wanted.start_s:g} s {until}", spec,
                              f"the trace ends at {last:g} s")  # fmt: skip
         until = f" until {end:g} s" if end < np.inf else ""
         about["part"] = f"{high - low:,} requests from {wanted.start_s:g} s on{until}"
