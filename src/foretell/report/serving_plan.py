@@ -257,7 +257,7 @@ def _notes(found: Answer) -> Iterator[str]:
         yield "What each unit holds up is corrected by simulation, and the mix was simulated with the requests it gets"
         yield "shares within the SLO have 95 % intervals, of requests that are not independent of each other"
         if found.close:
-            yield "the goal is within that interval, after as many requests as are simulated at most: the share decided"
+            yield "the goal lies in that interval after all that is simulated at most, so the share itself decided"
         if found.attained < found.attainment:
             yield (f"after {found.rounds} rounds only {_attained(found.attained)} of the requests are within the SLO:"
                    " take more, or loosen it")  # fmt: skip
