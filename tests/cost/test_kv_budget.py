@@ -186,3 +186,10 @@ def test_refused() -> None:
         kv_budget(model, a100, tokens=1, seqs=0)
     with pytest.raises(InputError, match="share"):
         kv_budget(model, a100, tokens=1, share=1.5)
+
+
+def test_a_cache_of_windows_alone_has_slots() -> None:
+    """Phi-3-mini: every layer keeps 2,047 tokens, so that a further one of a long sequence takes nothing."""
+    budget = kv_budget(llm.config("phi-3-mini"), device("rtx-4090"), tokens=4096)
+    each = 2 * 32 * 32 * 96 * 2
+    assert 0 <= budget.kv_bytes - budget.tokens * each < 16 * each

@@ -293,6 +293,10 @@ def kv_budget(
             "take more GPUs (--tp), a smaller weight type, or a larger device",
         )
     room = int(left)
+    # Where all layers have a window a long sequence takes nothing more: what there is then are slots of its tokens.
+    each: float = one.bytes_per_token
+    if not each and all(part.tokens for part in one.parts):
+        each = sum(part.nbytes / part.tokens for part in one.parts)
     notes = []
     if member.name in _GRAPHS_OUTSIDE:
         notes.append("CUDA graphs are captured later, from the reserve")
@@ -308,7 +312,7 @@ def kv_budget(
         weights,
         activations,
         room,
-        room // one.bytes_per_token // one.block * one.block if one.bytes_per_token else 0,
+        int(room / each) // one.block * one.block if each else 0,
         room // one.nbytes,
         tuple(notes),
         communication,
