@@ -106,8 +106,8 @@ class Budget:
 
     `framework` is the driver's context, loaded code and the buffers that ranks exchange data through
     (`communication`); `reserve` is what the engine leaves alone and what CUDA hides; `tokens` how many cached tokens
-    `kv` holds by the engine's own accounting of long sequences, `sequences` how many of the asked length, 0 where none
-    fits.
+    `kv` holds by the engine's own accounting of long sequences (slots, where all layers have a window), `sequences` how
+    many of the asked length, 0 where none fits.
     """
 
     device: str
