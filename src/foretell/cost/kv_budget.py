@@ -338,10 +338,14 @@ def what_helps(config: llm.LLMConfig, device: Device, *, most: int = 2, **asked:
     """Changes, each by itself, that would leave room for a cache where `kv_budget` with `asked` finds none."""
     gpus = int(asked.get("tensor_parallel") or 1)
     changes: list[tuple[dict[str, Any], str]] = [({"share": 0.95}, "--share 0.95")] if not asked.get("share") else []
-    changes += [({"tensor_parallel": gpus * more}, f"--tp {gpus * more}") for more in (2, 4, 8)]
-    if not asked.get("weight_dtype"):
+    for more in (2, 4, 8):
+        change: dict[str, Any] = {"tensor_parallel": gpus * more}
+        if asked.get("engine") != "llama.cpp":  # there all weights are given, and layers split
+            change["scale_bytes"] = math.ceil(asked.get("scale_bytes", 0) / more)
+        changes.append((change, f"--tp {gpus * more}"))
+    if not asked.get("weight_dtype") and not asked.get("expert_dtype"):
         for name in ("fp8", "fp4"):
-            experts = asked.get("expert_dtype") or (name if config.moe else None)
+            experts = name if config.moe else None
             changes.append(({"weight_dtype": name, "expert_dtype": experts}, f"--weights {name}"))
     found: list[str] = []
     for change, text in changes:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.cost.kv_budget import Budget
+from foretell.errors import ForetellError, InfeasibleError
 from foretell.report.text import Flow, count
 from foretell.units import format_bytes
 from foretell.workload.kv import KVCache
@@ -24,8 +25,11 @@ def _head(cache: KVCache) -> RenderableType:
     )
 
 
-def kv_view(cache: KVCache, budget: Budget | None = None) -> RenderableType:
-    """What one engine's cache takes on one GPU, kind of layer by kind, and what it leaves room for."""
+def kv_view(cache: KVCache, budget: Budget | None = None, weights: str = "") -> RenderableType:
+    """What one engine's cache takes on one GPU, kind of layer by kind, and what it leaves room for.
+
+    `weights` says in which format they are, where that is not as asked for.
+    """
     parts = Table.grid(padding=(0, 2))
     parts.add_column()
     for _ in range(3):
@@ -45,13 +49,13 @@ def kv_view(cache: KVCache, budget: Budget | None = None) -> RenderableType:
         *(Text(f"· {note}", style="dim") for note in cache.notes),
     ]
     if budget is not None:
-        lines += [Text(""), *_budget(cache, budget)]
+        lines += [Text(""), *_budget(cache, budget, weights)]
     if cache.source:
         lines += [Text(""), Text(f"Sizes: {cache.source}", style="dim")]
     return Group(*lines)
 
 
-def _budget(cache: KVCache, budget: Budget) -> list[RenderableType]:
+def _budget(cache: KVCache, budget: Budget, weights: str) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -72,12 +76,17 @@ def _budget(cache: KVCache, budget: Budget) -> list[RenderableType]:
         Text(head, style="bold"),
         table,
         Text(holds),
-        *(Text(f"· {note}", style="dim") for note in budget.notes),
+        *(Text(f"· {note}", style="dim") for note in (*([weights] if weights else []), *budget.notes)),
     ]
 
 
-def kv_table(caches: Sequence[KVCache], budgets: Sequence[Budget | str] = ()) -> RenderableType:
-    """Engines side by side; `budgets` in the same order, or the reason there is none."""
+def kv_table(
+    caches: Sequence[KVCache], budgets: Sequence[Budget | ForetellError] = (), weights: str = ""
+) -> RenderableType:
+    """Engines side by side; `budgets` in the same order, or why there is none: InfeasibleError where nothing is left.
+
+    `weights` says in which format they are, where that is not as asked for.
+    """
     first = caches[0]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("engine", no_wrap=True)
@@ -94,14 +103,15 @@ def kv_table(caches: Sequence[KVCache], budgets: Sequence[Budget | str] = ()) ->
         row = [cache.engine, cache.version, cache.dtype, format_bytes(cache.nbytes), f"{cache.bytes_per_token:,}"]
         if budgets:
             budget = budgets[i]
-            if isinstance(budget, str):
-                row += ["–", "none", "0"]
+            if isinstance(budget, ForetellError):
+                row += ["–", "none", "0"] if isinstance(budget, InfeasibleError) else ["–"] * 3
                 problems.append(f"{cache.engine}: {budget}")
             else:
                 row += [f"{budget.share:.0%}", format_bytes(budget.kv_bytes), f"{budget.sequences:,}"]
         table.add_row(*row)
-    where = budgets[0].device if budgets and isinstance(budgets[0], Budget) else None
-    notes = [f"{cache.engine}: {note}" for cache in caches for note in cache.notes] + problems
+    where = next((budget.device for budget in budgets if isinstance(budget, Budget)), None)
+    notes = [weights] if weights else []
+    notes += [f"{cache.engine}: {note}" for cache in caches for note in cache.notes] + problems
     return Group(
         Text(f"KV cache of {first.model} on one GPU" + (f", {where}" if where else ""), style="bold"),
         _head(first),

@@ -1,4 +1,4 @@
-"""What would let a model fit where it is to be served."""
+"""What weights take where a model is to be served, and what would let it fit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,27 @@ from foretell.simulate.serving.iteration import Iterations
 from foretell.simulate.serving.iteration.kernels import FORMAT_BYTES
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.workload.llm import LLMConfig
+from foretell.workload.llm.weights import layer_weights
 
-__all__ = ["own_share", "what_fits"]
+__all__ = ["own_share", "scale_bytes", "what_fits"]
 
 #: Tokens of an iteration and hundredths of memory that are usual, where less room is left by what is asked for.
 _TOKENS, _PERCENT = 8192, 90.0
 _OPTIONS = {"max_num_batched_tokens": "--max-batched-tokens", "gpu_memory_percent": "--gpu-memory-utilization"}
+#: Bytes of scales beside each value of the formats of four bits.
+_SCALES = {name: each - 0.5 for name, each in FORMAT_BYTES.items() if each < 1}
+
+
+def scale_bytes(config: LLMConfig, weights: str, experts: str, gpus: int = 1) -> int:
+    """Bytes of scales on one of `gpus` that share a model, beside matrices of layers and of routed experts in formats.
+
+    Those of formats of eight bits, a thousandth of the weights or less, are not counted.
+    """
+    each = {"matrix": _SCALES.get(weights, 0.0), "experts": _SCALES.get(experts, 0.0)}
+    return round(sum(
+        group.layers * weight.elements * each.get(weight.kind, 0.0)
+        for group in config.groups for weight in layer_weights(config, group) if weight.name != "mlp.gate.weight"
+    ) / gpus)  # fmt: skip
 
 
 def own_share(config: LLMConfig, plan: ServingPlan, device: Device) -> ServingPlan:

@@ -220,7 +220,7 @@ class Iterations:
         """The memory of one device. Raises InfeasibleError where nothing is left for the cache."""
         plan = self.plan
         engine = "vllm" if plan.engine == "static" else plan.engine
-        quantized = _dtype(sizes.dense_format(self.config, plan)), _dtype(plan.weight_dtype)
+        quantized = element_type(sizes.dense_format(self.config, plan.weight_dtype)), element_type(plan.weight_dtype)
         return kv_budget(
             _rank(self.config, plan), self.device, tokens=plan.block_size, engine=engine, version=plan.version or None,
             dtype=plan.kv_dtype if plan.kv_dtype not in ("bf16", "fp16") else "auto", tensor_parallel=plan.tp,
@@ -280,7 +280,7 @@ def _rank(config: LLMConfig, plan: ServingPlan) -> LLMConfig:
     return config.replace(layers=-(-config.layers // plan.pp), moe=moe)
 
 
-def _dtype(number_format: str) -> str | None:
+def element_type(number_format: str) -> str | None:
     """The element type in which `llm.graph` stores weights of this format; None: as they are."""
     if number_format in ("bf16", "fp16"):
         return None
@@ -289,7 +289,7 @@ def _dtype(number_format: str) -> str | None:
 
 def _weights_bytes(config: LLMConfig, plan: ServingPlan, each: Mapping[str, float] = FORMAT_BYTES) -> float:
     """Bytes of weights on the fullest device of the first or last stage, at `each` byte a value of a format."""
-    dense, experts = each[sizes.dense_format(config, plan)], each[plan.weight_dtype]
+    dense, experts = each[sizes.dense_format(config, plan.weight_dtype)], each[plan.weight_dtype]
     ranks = plan.tp * plan.dp
     outside = sum(2.0 * w.elements for w in model_weights(config)) / plan.tp
     if plan.pp > 1:

@@ -74,10 +74,9 @@ def _ones(x: Floats) -> Floats:
     return np.ones(len(x))
 
 
-def dense_format(config: LLMConfig, plan: ServingPlan) -> str:
-    """The format of weights outside the experts: of MXFP4, and of models published in int4 (Kimi K2), only those of
-    experts are, where there are any."""
-    weights = plan.weight_dtype
+def dense_format(config: LLMConfig, weights: str) -> str:
+    """The format of matrices outside the experts where `weights` is the model's: of MXFP4, and of models published in
+    int4 (Kimi K2), only those of experts are, where there are any."""
     only_experts = weights == "mxfp4" or weights == config.published_weights == "int4"
     return "bf16" if only_experts and config.moe is not None else weights
 
@@ -110,7 +109,7 @@ def _linear(kernels: Kernels, m: Floats, n: float, k: float, number_format: str,
 
 
 def _attention(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats, kv_bytes: float) -> None:
-    h, weights = float(config.hidden), dense_format(config, plan)
+    h, weights = float(config.hidden), dense_format(config, plan.weight_dtype)
     heads, kv_heads = heads_of(config, plan)
     qd, vd = float(config.query_dim), float(config.value_dim)
     if config.mla is not None:
@@ -136,7 +135,7 @@ def _attention(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats
 
 
 def _mlp(kernels: Kernels, config: LLMConfig, plan: ServingPlan, m: Floats, f: float, part: str = "products") -> None:
-    gates, weights = (2.0 if config.gated else 1.0), dense_format(config, plan)
+    gates, weights = (2.0 if config.gated else 1.0), dense_format(config, plan.weight_dtype)
     _linear(kernels, m, gates * f, float(config.hidden), weights, part)
     _linear(kernels, m, float(config.hidden), f, weights, part)
     kernels.streams.append(Stream("elementwise", 2.0 * (gates + 1.0) * m * f))
@@ -236,7 +235,7 @@ def keys(config: LLMConfig, plan: ServingPlan, t: Floats) -> Kernels:
     if config.mla is not None:
         a, (heads, _) = config.mla, heads_of(config, plan)
         up = heads * (a.nope_head_dim + a.v_head_dim)
-        _linear(kernels, t, up, float(a.kv_lora_rank), dense_format(config, plan))
+        _linear(kernels, t, up, float(a.kv_lora_rank), dense_format(config, plan.weight_dtype))
         kernels.streams.append(Stream("elementwise", 4.0 * t * heads * config.query_dim))  # keys joined
     return kernels
 
