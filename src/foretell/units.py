@@ -137,6 +137,15 @@ def _parse(text: str, units: dict[str, float], accepted: str, where: str | None)
     return value
 
 
+def printable(text: str) -> str:
+    r"""The text with a question mark for each character that a terminal would take for a command.
+
+    >>> printable("a\x1b[31mb")
+    'a?[31mb'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def format_bytes(value: float) -> str:
     """A capacity with a binary prefix: ``format_bytes(85899345920)`` is ``'80 GiB'``."""
     return _scaled(value, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))

@@ -464,3 +464,78 @@ def test_prefixes_of_a_plain_table(tmp_path: Path) -> None:
     assert min(first, second) > 10**18
     assert trace.prefix_tokens.tolist() == [8, 0, 5, 8, 8, 7, 0]
     assert trace.skipped == {"prefix_tokens that are no whole number from 0 on, first at row 4": 1}
+
+
+def lines(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_hashes_that_are_none_are_told_of(tmp_path: Path) -> None:
+    """Such prompts share nothing, which would read as if no two began alike."""
+    plain = {"input_length": 1024, "output_length": 5}
+    hashes: list[object] = [[1, 2], [1, 3], "x", [0, "a", None], [True], [1, 2.0]]
+    rows = [{"timestamp": 10 * i, **plain, "hash_ids": one} for i, one in enumerate(hashes)]
+    rows += [{"timestamp": 70, **plain}, {"timestamp": 80, **plain, "hash_ids": None}]
+    trace = read(lines(tmp_path / "m.jsonl", rows))
+    assert trace.prefix_tokens.tolist() == [512, 512, 0, 0, 0, 0, 0, 0]
+    assert trace.about["prefixes"].endswith(
+        "of them; 4 rows with hash_ids that are no list of whole numbers, first row 3, and 2 rows without hash_ids, "
+        "first row 7, share nothing"
+    )
+    assert read(lines(tmp_path / "m.jsonl", rows[:2])).about["prefixes"].endswith("of them")
+    none = read(lines(tmp_path / "m.jsonl", rows[6:7]))
+    said = "no prompt begins as another does; 1 row without hash_ids, first row 1, shares nothing"
+    assert none.about["prefixes"] == said
+
+
+def test_seconds_are_not_taken_for_milliseconds(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != "parent_chat_id"} for row in BAILIAN]
+    path = lines(tmp_path / "b.jsonl", rows)
+    with pytest.raises(InputError, match=r"row 1: timestamp 61\.114 is no whole millisecond.*bailian:FILE"):
+        read(path)
+    trace = read(f"bailian:{path}")
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == pytest.approx([0, 1.386, 1.886])
+
+
+def test_a_prefix_without_its_length_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("input_tokens,output_tokens,prefix\n10,1,4\n20,1,4\n")
+    trace = read(str(path))
+    assert trace.about["prefixes"] == "no column prefix_tokens beside prefix: nothing is shared"
+    assert trace.prefix_tokens.tolist() == [0, 0]
+    path.write_text('{"input_tokens": 10, "output_tokens": 1, "prefix_tokens": 4}\n')
+    assert read(str(path)).about["prefixes"] == "no column prefix beside prefix_tokens: nothing is shared"
+
+
+def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    head = "arrival_s,input_tokens,output_tokens,note\n1,10,20,a\n"
+    rows = "".join(f"{i},10,20,b\n" for i in range(2, 100))
+    path.write_text(f'{head}2,"10,20,b\n{rows}')
+    with pytest.raises(InputError, match=r"row 3: a quote that is never closed; close it"):
+        read(str(path))
+    path.write_text(f'{head}2,"10,20,b\n{rows * 200}')
+    with pytest.raises(InputError, match=r"row 3: a cell longer than 131,072 characters; close its quote, or shorten"):
+        read(str(path))
+    # A note over several lines is a cell as any other, and its row that of its first line.
+    path.write_text(f'{head}2,30,40,"b\nc\n""d"""\nx,1,1,e\n3,50,60,"f\ng"')
+    trace = read(str(path))
+    assert trace.input_tokens.tolist() == [10, 30, 50]
+    assert trace.row is not None
+    assert trace.row.tolist() == [2, 3, 7]
+    assert trace.skipped == {"no time, first at row 6": 1}
+
+
+def test_a_value_without_end_says_how_long_it_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "line.jsonl"
+    path.write_text('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": [' + "1," * (9 * 2**20))
+    with pytest.raises(InputError, match="value 1: is no JSON, or longer than 16 MiB"):
+        read(str(path))
+
+
+def test_names_of_files_are_no_commands_to_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31mb\nc.csv"
+    path.write_text("input_tokens,output_tokens\n10,1\n")
+    assert read(str(path)).about["trace"] == f"{tmp_path}/a?[31mb?c.csv"

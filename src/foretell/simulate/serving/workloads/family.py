@@ -26,6 +26,7 @@ from foretell.simulate.serving.given import instance, number, whole
 from foretell.simulate.serving.requests import LATEST_S
 from foretell.simulate.serving.workloads.lengths import Lengths
 from foretell.simulate.serving.workloads.source import Head, Source
+from foretell.units import printable
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -301,7 +302,7 @@ def _seen(head: Head) -> str:
 
 def windowed(trace: Trace, wanted: Wanted, spec: str, kind: str) -> Trace:
     """The part of `trace` that is wanted, its arrivals from 0 on, with a note of what it is."""
-    about = {"trace": spec, "kind": kind, **trace.about}
+    about = {"trace": printable(spec), "kind": kind, **trace.about}
     part = wanted.start_s > 0.0 or wanted.duration_s is not None
     if part and trace.arrival_s is None:
         raise InputError("the trace has no times to choose by", spec, "leave the start and the duration out")

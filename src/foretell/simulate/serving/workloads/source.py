@@ -112,17 +112,21 @@ class Source:
             yield number + 1, rest
 
     def rows(self, *needed: str, skip: Callable[[int, str], None]) -> Iterator[tuple[int, dict[str, str]]]:
-        """Rows of a CSV file by column, with their line numbers.
+        """Rows of a CSV file by column, with the numbers of their first lines.
 
         A row with fewer cells than the header lacks the last columns; one with more is told to `skip`, as it may have
-        commas in its numbers. Raises InputError where a needed column is missing, or is there twice.
+        commas in its numbers. Raises InputError where a needed column is missing, or is there twice, or a quote is not
+        closed.
         """
         at = 1
+        held: list[str] = []  # lines of a row, which quotes may make several
 
         def texts() -> Iterator[str]:
             nonlocal at
-            for at, line in self.lines():  # noqa: B007  (read outside)
-                yield line.replace("\0", "\ufffd")
+            for number, line in self.lines():
+                at = at if held else number
+                held.append(line.replace("\0", "\ufffd"))
+                yield held[-1]
 
         table = csv.reader(texts())
         try:
@@ -135,12 +139,20 @@ class Source:
                 )  # fmt: skip
             if twice := [name for name in needed if header.count(name) > 1]:
                 raise InputError(f"two columns {twice[0]}", f"{self.name}, row 1", "leave one of them")
+            held.clear()
             for cells in table:
+                if len(held) > 1 and _open(held):
+                    raise InputError("a quote that is never closed", f"{self.name}, row {at:,}", "close it")
+                held.clear()
                 if any(cell.strip() for cell in cells[len(header) :]):
                     skip(at, "more cells than columns")
                     continue
                 yield at, dict(zip(header, cells, strict=False))
         except csv.Error as error:
+            most = csv.field_size_limit()
+            if max(map(len, held), default=0) > most or len(held) > 1:
+                what, repair = f"a cell longer than {most:,} characters", "close its quote, or shorten it"
+                raise InputError(what, f"{self.name}, row {at:,}", repair) from error
             raise InputError(str(error), f"{self.name}, row {at:,}") from error
 
     def objects(self, most: int = MOST_LINE) -> Iterator[tuple[int, Any]]:
@@ -177,7 +189,8 @@ class Source:
                         yield count, None
                         continue
                     if not chunk or len(buffer) - at > most or isinstance(error, RecursionError):
-                        raise InputError("is no JSON", f"{self.name}, value {count + 1:,}") from error
+                        longer = f", or longer than {most >> 20} MiB" if len(buffer) - at > most else ""
+                        raise InputError(f"is no JSON{longer}", f"{self.name}, value {count + 1:,}") from error
                     enough = 2 * (len(buffer) - at)  # the rest of it is in chunks to come: not tried at each of them
                     break
                 at, count = end, count + 1
@@ -205,6 +218,19 @@ class Source:
             said = f"no {what} #{self.part[:20]}" if self.part else f"{count:,} {what}s"
             raise InputError(said, self.name, f"name one of them: FILE#1 to FILE#{count}")
         return int(self.part) - 1
+
+
+def _open(lines: list[str]) -> bool:
+    """Whether a quote in these lines of one row is never closed.
+
+    >>> _open(['1,"a', "b"]), _open(['1,"a', 'b"'])
+    (True, False)
+    """
+    try:
+        list(csv.reader(lines, strict=True))
+    except csv.Error as error:
+        return "unexpected end" in str(error)
+    return False
 
 
 def number(value: Any) -> float:

@@ -6,8 +6,11 @@ requests shown there, of 6,955 and 6,472 tokens, have 14 and 13 hashes: the last
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretell.errors import InputError
 from foretell.simulate.serving.workloads.family import Rows, Trace, Wanted, reader
 from foretell.simulate.serving.workloads.prefixes import shared_prefixes
 from foretell.simulate.serving.workloads.source import Source, number
@@ -26,18 +29,20 @@ NEEDED = ("timestamp", "input_length", "output_length")
 )
 def mooncake(source: Source, wanted: Wanted) -> Trace:
     """JSON Lines with timestamp (ms), input_length, output_length and hash_ids of blocks of 512 tokens."""
-    return hashed(source, wanted, 1e3, BLOCK, chained=True)
+    return hashed(source, wanted, 1000, BLOCK, chained=True)
 
 
-def hashed(source: Source, wanted: Wanted, per_second: float, block: int, *, chained: bool) -> Trace:
+def hashed(source: Source, wanted: Wanted, per_second: int, block: int, *, chained: bool) -> Trace:
     """Requests with hashes of their prompts' blocks of `block` tokens, at timestamps that count `per_second`.
 
-    A hash that is not `chained` is one of a block's tokens alone, and not of what comes before it.
+    A hash that is not `chained` is one of a block's tokens alone, and not of what comes before it. What hashes are
+    missing is told. Raises InputError where milliseconds have a fraction, as Bailian's seconds do.
     """
     rows = Rows(wanted)
     chains: list[list[int]] = []
     lengths: list[int] = []
     links: dict[tuple[int, int], int] = {}
+    lacking: dict[str, list[int]] = {}
     for row, value in source.objects():
         if rows.enough():
             break
@@ -45,20 +50,40 @@ def hashed(source: Source, wanted: Wanted, per_second: float, block: int, *, cha
         if missing:
             rows.skip(row, "no JSON" if value is None else f"no {', '.join(missing)}")
             continue
-        time_s, tokens = number(value["timestamp"]) / per_second, number(value["input_length"])
-        if rows.add(row, time_s, tokens, number(value["output_length"])):
-            hashes = _hashes(value.get("hash_ids"))
+        time, tokens = number(value["timestamp"]), number(value["input_length"])
+        if per_second == 1000 and math.isfinite(time) and time % 1:
+            what = f"timestamp {time:g} is no whole millisecond, as Mooncake's are"
+            repair = "where these are seconds, as in Bailian's files, name the kind: bailian:FILE"
+            raise InputError(what, f"{source.name}, row {row:,}", repair)
+        if rows.add(row, time / per_second, tokens, number(value["output_length"])):
+            hashes, lack = _hashes(value.get("hash_ids"))
+            if lack:
+                lacking.setdefault(lack, []).append(row)
             chains.append(hashes if chained else _chained(hashes, links))
             lengths.append(int(tokens))
     prefix, prefix_tokens, kept = shared_prefixes(chains, lengths, block)
+    if lacking:
+        kept = f"{kept}; {_without(lacking)}" if kept else _without(lacking)
     return rows.trace(source, prefix, prefix_tokens, prefixes=kept)
 
 
-def _hashes(value: Any) -> list[int]:
-    """Hashes of blocks; whatever else stands there shares nothing."""
-    if not isinstance(value, list):
-        return []
-    return [one for one in value if isinstance(one, int)] if all(isinstance(one, int) for one in value) else []
+def _hashes(value: Any) -> tuple[list[int], str]:
+    """Hashes of blocks, or none and what is there instead."""
+    if value is None:
+        return [], "without hash_ids"
+    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        return [], "with hash_ids that are no list of whole numbers"
+    return value, ""
+
+
+def _without(lacking: Mapping[str, Sequence[int]]) -> str:
+    """Which rows share nothing for want of hashes, in words."""
+    said = [
+        f"{len(rows):,} row{'s' if len(rows) > 1 else ''} {why}, first row {rows[0]:,}"
+        for why, rows in lacking.items()
+    ]
+    one = len(said) == 1 and len(next(iter(lacking.values()))) == 1
+    return f"{', and '.join(said)}, share{'s' if one else ''} nothing"
 
 
 def _chained(hashes: list[int], links: dict[tuple[int, int], int]) -> list[int]:

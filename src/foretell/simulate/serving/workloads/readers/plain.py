@@ -53,6 +53,9 @@ def plain(source: Source, wanted: Wanted) -> Trace:
             prefix.append(_number(named, names))
             prefix_tokens.append(0 if named in (None, "") else int(min(shared, tokens)))
     if not shares:
+        has, lacks = (", ".join(name for name in _PREFIX if (name in columns) == there) for there in (True, False))
+        if has:
+            return rows.trace(source, prefixes=f"no column {lacks} beside {has}: nothing is shared")
         return rows.trace(source)
     return rows.trace(source, np.array(prefix, np.int64), np.array(prefix_tokens, np.int64))
 
