@@ -32,6 +32,7 @@ __all__ = [
     "parse_money_per_hour",
     "parse_power",
     "parse_time",
+    "printable",
 ]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}

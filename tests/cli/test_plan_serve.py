@@ -308,6 +308,28 @@ def test_a_request_longer_than_the_model_is_refused(run: Run, failed: Callable[[
     assert "every request is longer than 2,048 tokens, which is all that opt-1.3b is served with" in failed(result)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arrival_s,input_tokens,output_tokens\nnan,1,1\n2,10,5\n-3,1,1\n",
+         "has one request, which has no rate; 1 row with no time, first at row 2, and 1 row with a negative time, "
+         "first at row 4 are left out; give --rate"),
+        ("arrival_s,input_tokens,output_tokens\n2,10,5\n", "has one request, which has no rate; give --rate"),
+        ("input_tokens,output_tokens\n10,5\n20,5\n", "has no times; give --rate"),
+    ],
+)  # fmt: skip
+def test_a_trace_without_a_rate(
+    run: Run, failed: Callable[[Any], str], tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    result = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, *PINS, "--quick")
+    assert result.exit_code == 2
+    assert f"trace.csv: {said}" in failed(result)
+    told = run("plan", "serve", "llm:opt-1.3b", "--gpus", "l4", "--trace", path, *PINS, "--quick", "--rate", 2)
+    assert told.exit_code == 0
+
+
 def test_a_stop_says_where_the_simulations_are(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*given: Any) -> Any:
         raise KeyboardInterrupt
@@ -332,7 +354,10 @@ def test_what_is_missing_is_named(run: Run, failed: Callable[[Any], str]) -> Non
 
 @pytest.mark.parametrize(("text", "said"), [
     ("[]", "holds no prices"), ('{"l4": true}', "is no price"), ('{"l4": -1}', "is no price"), ('{"l5": 1}', "l5"),
-    ("{", "not JSON"), ('{"l4": "much"}', "much"),
+    ("{", "not JSON"), ('{"l4": "much"}', "much"), ('{"l5": 1}', "prices.json: unknown device 'l5'"),
+    ('{"L4": 0.5, "l4": 0.9}', "prices.json: l4 has two prices, as L4 and as l4; leave one of them"),
+    ('{"l4": 1e-300}', "prices.json: l4: $1e-300 an hour is no price"),
+    ('{"l4": "1e9 USD/h"}', "give at most $1,000,000"),
 ])  # fmt: skip
 def test_prices_that_are_none(run: Run, failed: Callable[[Any], str], tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "prices.json"

@@ -299,11 +299,45 @@ def test_too_few_devices(run: Run) -> None:
     assert "the plan takes 9 devices and dgx-h100 has 8" in " ".join(result.stderr.split())
 
 
-def test_nothing_that_can_be_served(run: Run) -> None:
-    result = run(*BASE, "--offline", "--num-requests", "3", "--isl", "300000")
+@pytest.mark.parametrize(
+    ("arguments", "why", "repair"),
+    [
+        (
+            ("--isl", "300000"),
+            "3 longer than max_model_len, of which 131,072 are allowed, first request 0 of 300,000 + 256 tokens",
+            "give shorter requests: the model takes no longer ones",
+        ),
+        (("--isl", "3000", "--max-model-len", "2000"), "3 longer than max_model_len", "give --max-model-len 3256"),
+        (
+            ("--isl", "100000", "--on", "l4", "--weight-dtype", "fp8"),
+            "3 longer than the KV cache",
+            "give shorter requests, or a larger cache: --tp, --kv-dtype or --gpu-memory-utilization",
+        ),
+        (
+            ("--isl", "3000", "--no-chunked-prefill", "--max-batched-tokens", "2048"),
+            "longer than max_num_batched_tokens",
+            "give --max-batched-tokens 3000, or leave --no-chunked-prefill out",
+        ),
+    ],
+)
+def test_nothing_that_can_be_served(run: Run, arguments: tuple[str, ...], why: str, repair: str) -> None:
+    result = run(*BASE, "--offline", "--num-requests", "3", *arguments)
     assert result.exit_code == 3
-    said = "no request can be served: 3 longer than max_model_len, of which 131,072 are allowed, first request 0 of"
-    assert f"{said} 300,000 + 256 tokens" in " ".join(result.stderr.split())
+    said = " ".join(result.stderr.split())
+    assert "no request can be served: 3 " in said
+    assert why in said
+    assert said.endswith(repair)
+
+
+def test_names_of_files_are_no_commands_to_a_terminal(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31mb.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,10,5\n")
+    shown = run(*BASE, "--trace", path).stdout
+    assert "times of a?[31mb.csv" in shown
+    assert "\x1b[31mb" not in shown
+    for lengths in (path, f"fit:{path}"):
+        found = document(run, "--rate", "1", "--lengths", lengths, "--num-requests", "2")
+        assert "a?[31mb.csv" in found["load"]["about"]["lengths"]
 
 
 @pytest.mark.parametrize(
@@ -362,6 +396,18 @@ def test_nothing_that_can_be_served(run: Run) -> None:
         (("--rate", "1", "--prefix-cache", "--kv-tier", "disk=1TB,bandwidth"), "sets nothing"),
         (("--rate", "1", "--prefix-cache", *(("--kv-tier", "cpu=1GB") * 2)), "cpu is given twice"),
         (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=1GB", "--host-memory", "1GB"), "give one of them"),
+        (
+            ("--rate", "1", "--prefix-cache", "--kv-tier", "disk=1TB,bandwidth=6GB/s", "--kv-tier", "cpu=2TB"),
+            "--kv-tier cpu: gives a GPU 63 GB/s, and disk before it 6 GB/s; give the fastest first",
+        ),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "cpu=99999999999TB"), "cpu: 86736 EiB are more than any tier"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "d=1TB,bandwidth=1B/s"), "d: 1 B/s is no bandwidth of a tier"),
+        (("--rate", "1", "--prefix-cache", "--kv-tier", "d=1TB,bandwidth=1e30B/s"), "give 1 MB/s to 1 PB/s"),
+        (("--rate", "1", "--prefix-cache", "--host-memory", "1e30TB"), "--host-memory 1e30TB: is more than any host"),
+        (("--rate", "5", "--duration", "1e300s"), "--duration: more than 20,000,000 requests; give less of one"),
+        (("--rate", "5", "--duration", "1e9s"), "--rate, --duration: more than 20,000,000 requests"),
+        (("--rate", "1", "--price", "1e308 USD/h"), "$1e+308 an hour is no price of a device; give at most $1,000,000"),
+        (("--rate", "1", "--price", "1e-300 USD/h"), "--price: $1e-300 an hour"),
         (("--rate", "1", "--kv-load", "now"), "known: async, blocking"),
         (("--rate", "1", "--kv-load", "blocking"), "--kv-load: there is no tier to load caches from"),
         (("--rate", "1", "--nanoflow", "--engine", "static"), "give another --engine"),

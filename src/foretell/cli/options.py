@@ -263,6 +263,16 @@ def tokens(text: str) -> float:
     return value
 
 
+def hourly_price(usd_per_h: float, where: str) -> float:
+    """Dollars an hour that a device can cost, or nothing. Raises InputError for any other price."""
+    from foretell.errors import InputError
+
+    if usd_per_h > 1e6 or 0 < usd_per_h < 1e-6:
+        end = "at most $1,000,000" if usd_per_h > 1 else "0, or at least $0.000001"
+        raise InputError(f"${usd_per_h:g} an hour is no price of a device", where, f"give {end}")
+    return usd_per_h
+
+
 def given(context: typer.Context) -> list[str]:
     """Names of the parameters that the user set."""
     found = []

@@ -264,8 +264,9 @@ def _gpus(text: str) -> tuple[list[Device], dict[str, int]]:
 def _prices(path: Path) -> dict[str, float]:
     """Dollars an hour of one device by its name."""
     from foretell import units
+    from foretell.cli.options import hourly_price
     from foretell.documents import read_json, read_toml
-    from foretell.errors import InputError
+    from foretell.errors import InputError, UnknownNameError
     from foretell.hardware import device
 
     data = read_toml(path, "file of prices") if path.suffix == ".toml" else read_json(path, "file of prices")
@@ -280,9 +281,16 @@ def _prices(path: Path) -> dict[str, float]:
             price = float(value)
         else:
             raise InputError("is no price", where, 'give a number, or e.g. "0.80 USD/h"')
-        if not 0 < price < 1e6:
+        if not price > 0:
             raise InputError(f"{price:g} is no price", where, "give dollars an hour above 0")
-        found[device(str(name)).name] = price
+        try:
+            priced = device(str(name)).name
+        except UnknownNameError as error:
+            raise InputError(error.message, str(path), error.hint) from error
+        if priced in found:
+            other = next(given for given in data if device(str(given)).name == priced)
+            raise InputError(f"{priced} has two prices, as {other} and as {name}", str(path), "leave one of them")
+        found[priced] = hourly_price(price, where)
     return found
 
 
@@ -336,6 +344,13 @@ def _requests(
         lengths = workloads.parse_lengths(isl, osl)
         return workloads.synthetic(lengths, rate=rate, count=count, process=arrivals, seed=seed), rate, 1.0
     read = workloads.read(trace, workloads.Wanted(limit=count, seed=seed))
+    if rate is None and read.arrival_s is None:
+        raise InputError("has no times", trace, "give --rate, requests a second")
+    if rate is None and len(read) == 1:
+        left = ", and ".join(f"{n:,} row{'s' if n > 1 else ''} with {why}" for why, n in read.skipped.items())
+        are = "are" if sum(read.skipped.values()) > 1 else "is"
+        what = "has one request, which has no rate" + (f"; {left} {are} left out" if left else "")
+        raise InputError(what, trace, "give --rate, or a trace of more")
     if scale is None:
         return workloads.replayed(read, rate=rate, process=arrivals, seed=seed), rate, 1.0
     own, fast = workloads.replayed(read), workloads.replayed(faster(read, scale))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from foretell.hardware import Device
     from foretell.hardware.cluster import Cluster
     from foretell.simulate.serving import Requests, ServingPlan
+    from foretell.simulate.serving.engine.served import Served
     from foretell.simulate.serving.offload import NamedTier
     from foretell.simulate.serving.simulator import Link
     from foretell.simulate.serving.workloads import Lengths
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _LOAD, _ENGINE, _WHERE, _WHAT = "What is asked for", "The engine", "Where it runs", "What is told"
+_SWITCHES = "What the engine does"  # apart: names of what is off are as long as those of what is on
 #: Requests that are drawn unless it is said how many.
 _REQUESTS = 1000
 _LENGTHS = ("1024", "256")
@@ -34,6 +36,8 @@ _PLAIN = "no run on {} was compared: kernels are at the peaks of its data sheet"
 _INT8 = "no open table has INT8 products: they are costed as FP8's kernels at the peak of INT8"
 #: Devices of a service: more than any is told of, and some 100 MB of simulator.
 _MOST_DEVICES = 16_384
+#: What a plan may keep in host memory.
+_MOST_HOST_BYTES = 2**50
 
 
 def _option(panel: str, name: str, metavar: str, what: str, default: bool = False) -> Any:
@@ -118,12 +122,12 @@ def serve(
         _option(_ENGINE, "--gpu-memory-utilization", "SHARE", "Of the memory, for the engine (its own default)."),
     ] = None,
     chunked_prefill: Annotated[
-        bool, _flag(_ENGINE, "--chunked-prefill/--no-chunked-prefill", "Cut long prompts into chunks.")
+        bool, _flag(_SWITCHES, "--chunked-prefill/--no-chunked-prefill", "Cut long prompts into chunks.")
     ] = True,
     prefix_cache: Annotated[
-        bool, _flag(_ENGINE, "--prefix-cache/--no-prefix-cache", "Keep what prompts have in common.")
+        bool, _flag(_SWITCHES, "--prefix-cache/--no-prefix-cache", "Keep what prompts have in common.")
     ] = False,
-    cuda_graph: Annotated[bool, _flag(_ENGINE, "--cuda-graph/--no-cuda-graph", "Launch whole decode steps.")] = True,
+    cuda_graph: Annotated[bool, _flag(_SWITCHES, "--cuda-graph/--no-cuda-graph", "Launch whole decode steps.")] = True,
     weight_dtype: Annotated[
         str | None,
         _option(
@@ -138,7 +142,7 @@ def serve(
     kv_tier: Annotated[
         list[str] | None,
         _option(
-            _ENGINE, "--kv-tier", "NAME=BYTES[,bandwidth=RATE]",
+            _ENGINE, "--kv-tier", "NAME=BYTES",
             "Keep KV caches there for all replicas: cpu=64GiB, disk=2TB,bandwidth=6GB/s; repeatable, fastest first.",
         ),
     ] = None,
@@ -146,7 +150,7 @@ def serve(
         str, _option(_ENGINE, "--kv-load", "NAME", "Beside others' iterations (async), or blocking.", True)
     ] = "async",
     nanoflow: Annotated[
-        bool, _flag(_ENGINE, "--nanoflow", "Overlap operations of nano-batches, by a pipeline searched for the load.")
+        bool, _flag(_SWITCHES, "--nanoflow", "Overlap operations of nano-batches, by a pipeline searched for the load.")
     ] = False,
     slo: Annotated[
         str | None, _option(_WHAT, "--slo", "LIMITS", "Limits of a request: ttft=500ms,tpot=50ms,e2e=20s.")
@@ -178,7 +182,7 @@ def serve(
     from foretell.report.serving import service_card
     from foretell.simulate.serving.metrics import parse_slo
     from foretell.simulate.serving.room import own_share
-    from foretell.units import parse_bytes, parse_money_per_hour, parse_time
+    from foretell.units import parse_money_per_hour, parse_time
 
     files.check(html, None, 1, workload)
     if timeline is not None:
@@ -199,7 +203,7 @@ def serve(
         raise InputError(f"{seed} is below 0", "--seed", "give 0 or more")
     times = {name: 0.0 if asked[name] is None else parse_time(asked[name], "--" + name.replace("_", "-"))
              for name in ("warm_up", "cool_down", "start")}  # fmt: skip
-    usd_per_h = None if price is None else parse_money_per_hour(price, "--price")
+    usd_per_h = None if price is None else opt.hourly_price(parse_money_per_hour(price, "--price"), "--price")
     if gpu_memory_utilization is not None and not 0.01 <= gpu_memory_utilization <= 1.0:
         what = f"{gpu_memory_utilization:g} is no share of memory"
         raise InputError(what, "--gpu-memory-utilization", "give 0.01 to 1")
@@ -216,7 +220,7 @@ def serve(
         "max_model_len": _longest(config, max_model_len), "block_size": block_size,
         "gpu_memory_percent": round(100 * (gpu_memory_utilization or 0.9), 4), "chunked_prefill": chunked_prefill,
         "prefix_cache": prefix_cache, "cuda_graph": cuda_graph, "preemption": preemption,
-        "host_kv_bytes": 0 if host_memory is None else parse_bytes(host_memory, "--host-memory"),
+        "host_kv_bytes": 0 if host_memory is None else _host_bytes(host_memory),
     }  # fmt: skip
     if disaggregate is not None and replicas != 1:
         raise InputError("both say how many replicas there are", "--replicas, --disaggregate", "give one of them")
@@ -293,6 +297,16 @@ def _tokens(device: Device, engine: str, given: int | None) -> int:
     if given is not None:
         return given
     return default_load(device, "sglang")[0] if engine == "sglang" else _TOKENS
+
+
+def _host_bytes(text: str) -> int:
+    from foretell.errors import InputError
+    from foretell.units import parse_bytes
+
+    found = parse_bytes(text, "--host-memory")
+    if found > _MOST_HOST_BYTES:
+        raise InputError("is more than any host has", f"--host-memory {text[:40]}", "give at most 1 PiB")
+    return found
 
 
 def _percentiles(text: str) -> list[float]:
@@ -436,6 +450,7 @@ def _links(
 def _load(asked: dict[str, Any]) -> str:
     """How requests come, in words. Raises InputError where that is said twice or not at all."""
     from foretell.errors import InputError
+    from foretell.units import printable
 
     given = [name for name in ("rate", "concurrency", "offline") if asked[name]]
     if len(given) > 1:
@@ -460,12 +475,13 @@ def _load(asked: dict[str, Any]) -> str:
         return f"{asked['concurrency']:,} at a time"
     if asked["rate"] is not None:
         return f"{asked['arrivals']}, {asked['rate']:g} requests/s"
-    return f"times of {Path(str(asked['trace'])).name}"
+    return f"times of {printable(Path(str(asked['trace'])).name)}"
 
 
 def _requests(asked: dict[str, Any], start_s: float, duration: str | None) -> Requests:
     from dataclasses import replace
 
+    from foretell.errors import InputError
     from foretell.simulate.serving.workloads import Wanted, offline, read, replayed, synthetic
     from foretell.simulate.serving.workloads.family import MOST_REQUESTS
     from foretell.simulate.serving.workloads.shaping import faster, relengthed
@@ -480,6 +496,8 @@ def _requests(asked: dict[str, Any], start_s: float, duration: str | None) -> Re
         if at_once:
             return offline(lengths, _REQUESTS if count is None else count, seed)
         many = _REQUESTS if count is None and duration_s is None else count
+        if many is None and duration_s is not None and asked["rate"] * duration_s > MOST_REQUESTS:
+            raise InputError(f"more than {MOST_REQUESTS:,} requests", "--rate, --duration", "give less of one")
         return synthetic(lengths, rate=asked["rate"], count=many, duration_s=duration_s, process=asked["arrivals"],
                          seed=seed)  # fmt: skip
     wanted = Wanted(MOST_REQUESTS if count is None else count, start_s, duration_s, seed, drawn)
@@ -503,7 +521,7 @@ def _lengths(asked: dict[str, Any]) -> Lengths | None:
     fit = spec.startswith("fit:")
     trace = read(spec.removeprefix("fit:"))
     make = Lengths.fitted if fit else Lengths.resampled
-    return make(trace.input_tokens, trace.output_tokens, spec.removeprefix("fit:"))
+    return make(trace.input_tokens, trace.output_tokens, trace.about["trace"])
 
 
 def _fixed(asked: dict[str, Any]) -> Lengths:
@@ -551,8 +569,10 @@ def _simulated(
         kv_link=links["kv_link"], host_link=links["host_link"], tier=tier, blocking_loads=policy.blocking_loads,
     )  # fmt: skip
     if not result.served.any():
-        reasons = "; ".join(f"{one.count:,} {one.text}" for one in refusals(result, requests, plan))
-        raise InfeasibleError(f"no request can be served: {reasons}", "give shorter requests, or what holds them")
+        refused = refusals(result, requests, plan)
+        reasons = "; ".join(f"{one.count:,} {one.text}" for one in refused)
+        repairs = "; ".join(_admitting(config, requests, result, one.reason) for one in refused)
+        raise InfeasibleError(f"no request can be served: {reasons}", repairs)
     power = power_of(device)
     price = device.price_usd_per_h if usd_per_h is None else usd_per_h
     figures = measure(
@@ -567,6 +587,20 @@ def _simulated(
         loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
         notes=_notes(plan, device),
     )  # fmt: skip
+
+
+def _admitting(config: LLMConfig, requests: Requests, served: Served, reason: str) -> str:
+    """What would let the requests be served that were refused for this reason."""
+    mine = served.refused == served.reasons.index(reason)
+    prompt = int(requests.input_tokens[mine].max())
+    whole = int((requests.input_tokens + requests.output_tokens)[mine].max())
+    if "max_num_batched_tokens" in reason:
+        return f"give --max-batched-tokens {prompt}, or leave --no-chunked-prefill out"
+    if "max_model_len" not in reason:
+        return "give shorter requests, or a larger cache: --tp, --kv-dtype or --gpu-memory-utilization"
+    if config.context_length and whole > config.context_length:
+        return "give shorter requests: the model takes no longer ones"
+    return f"give --max-model-len {whole}"
 
 
 def _notes(plan: ServingPlan, device: Device) -> tuple[str, ...]:

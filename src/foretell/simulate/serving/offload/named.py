@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from foretell.errors import InputError, unknown
 from foretell.simulate.serving.engine.link import Link
@@ -13,7 +14,7 @@ from foretell.simulate.serving.offload.hierarchy import EngineTier, Hierarchy
 from foretell.simulate.serving.offload.tier import Tier
 from foretell.simulate.serving.plan import ServingPlan
 from foretell.simulate.serving.requests import LATEST_S
-from foretell.units import format_bytes, parse_bandwidth, parse_bytes, parse_time
+from foretell.units import format_bytes, format_rate, parse_bandwidth, parse_bytes, parse_time
 from foretell.workload.llm import LLMConfig
 
 __all__ = ["HOST", "NamedTier", "engine_tier", "parse_tier", "parts_of"]
@@ -22,6 +23,8 @@ __all__ = ["HOST", "NamedTier", "engine_tier", "parse_tier", "parts_of"]
 HOST = "cpu"
 _OPTION = "--kv-tier"
 _SETTINGS = ("bandwidth", "latency")
+#: What a text may give: more bytes than any service keeps, and a second of a disk's and of a thousand hosts' memories.
+_MOST_BYTES, _LEAST_RATE, _MOST_RATE = 2**60, 1e6, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,15 @@ def parse_tier(text: str, host: Link | None = None) -> NamedTier:
     capacity = parse_bytes(size, where)
     if not capacity:
         raise InputError("holds nothing", where, "give it more than 0 bytes")
+    if capacity > _MOST_BYTES:
+        raise InputError(f"{format_bytes(capacity)} are more than any tier holds", where, "give at most 1 EiB")
     own = name == HOST
     if "bandwidth" not in given and not (own and host is not None):
         why = "the link to its host is unknown" if own else "how fast it is read is unknown"
         raise InputError(why, where, f"say it: {name}={size},bandwidth=6GB/s")
     rate = parse_bandwidth(given["bandwidth"], where) if "bandwidth" in given else host.bytes_per_s if host else 0.0
-    if not rate > 0:
-        raise InputError("a bandwidth of 0", where, "give more")
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise InputError(f"{format_rate(rate)} is no bandwidth of a tier", where, "give 1 MB/s to 1 PB/s")
     latency = parse_time(given["latency"], where) if "latency" in given else host.latency_s if own and host else 0.0
     return NamedTier(name, float(capacity), rate, latency, own)
 
@@ -103,7 +108,7 @@ def parts_of(config: LLMConfig, plan: ServingPlan) -> int:
 def engine_tier(tiers: Sequence[NamedTier], config: LLMConfig, plan: ServingPlan, bytes_per_token: float) -> EngineTier:
     """These tiers as one device of each replica sees them: its part of what they hold, and of links that all share.
 
-    Raises InputError for a tier that is given twice, or that holds not even a block.
+    Raises InputError for a tier that is given twice, that holds not even a block, or that is faster than one before it.
     """
     names = [tier.name for tier in tiers]
     for name in names:
@@ -120,4 +125,9 @@ def engine_tier(tiers: Sequence[NamedTier], config: LLMConfig, plan: ServingPlan
              latency_s=tier.latency_s, own_links=tier.own_links)
         for tier in tiers
     ]  # fmt: skip
+    for before, after in pairwise(made):
+        if after.read_bytes_per_s > before.read_bytes_per_s:
+            rates = [f"{tier.read_bytes_per_s / 1e9:.3g} GB/s" for tier in (after, before)]
+            what = f"gives a GPU {rates[0]}, and {before.name} before it {rates[1]}"
+            raise InputError(what, f"{_OPTION} {after.name}", "give the fastest first")
     return Hierarchy(made, bytes_per_token, layers=config.layers).engine_tier(plan.block_size)
