@@ -30,6 +30,8 @@ Ints = npt.NDArray[np.int64]
 #: What keeps a batch from growing. ``gain``: a larger one serves no more requests.
 LIMITS = ("tpot", "ttft", "e2e", "kv", "max_num_seqs", "gain")
 _STEPS = 84  # batch sizes tried from 32 to 4,096, 6 % apart; below 32 all are
+_FEWER = np.geomspace(1e-4, 0.9, 40)  # where prompts take so long that less than one sequence decodes on average
+_HALVINGS = 30  # of an interval of rates
 _BUSY = 0.95  # share of the time that prompts may be at work: beyond it their queue grows without end
 
 
@@ -94,7 +96,7 @@ def _grid(plan: ServingPlan) -> Floats:
     limit.
     """
     largest = max(1, plan.max_num_seqs // plan.pp)
-    steps = np.unique(np.concatenate([np.arange(1.0, 33.0), np.round(np.geomspace(32, 4096, _STEPS))]))
+    steps = np.unique(np.concatenate([_FEWER, np.arange(1.0, 33.0), np.round(np.geomspace(32, 4096, _STEPS))]))
     return np.append(steps[steps < largest], largest)
 
 
@@ -168,33 +170,95 @@ def curve(
     ones = np.ones(shape)
     if plan.prefill_replicas:
         return _split(iterations, plan, load, b, link_bytes_per_s), b
-    step = iterations.time_s(_step(load, plan, b)).reshape(shape)
-    budget = np.maximum(plan.max_num_batched_tokens - b, 1.0) * ones
+    met = np.maximum(b, 1.0)  # by one that decodes
+    inputs, outputs = load.input_tokens[:, None], load.output_tokens[:, None]
+    budget = np.maximum(plan.max_num_batched_tokens - met, 1.0) * ones
     if not plan.chunked_prefill:  # whole prompts by themselves, between iterations that only decode
-        budget = np.maximum(ones * load.input_tokens[:, None], budget)
+        budget = np.maximum(ones * inputs, budget)
         alone, chunks = _prompt(load, budget, np.zeros_like(b))
-        prompt = iterations.time_s(alone).reshape(shape) * chunks
-        step = iterations.time_s(_decode(load, b)).reshape(shape) + prompt * b / load.output_tokens[:, None]
+        prompt = each = iterations.time_s(alone).reshape(shape) * chunks
+        fit, beside = ones, np.full(shape, np.inf)  # nothing is decoded beside a prompt
     else:
-        one, chunks = _prompt(load, budget, b)
+        one, chunks = _prompt(load, budget, met)
         beside = iterations.time_s(one).reshape(shape)
         prompt = beside * chunks
-        share = b / load.output_tokens[:, None] * chunks  # of iterations that have a chunk
-        only = iterations.time_s(_decode(load, b)).reshape(shape)
-        step = np.where(share < 1.0, only + share * (beside - only), step)
-    rate = b / (load.output_tokens[:, None] * step)  # of one rank and one batch
-    # Prompts queue for the token budget: the share of it that they fill, and what that makes an arrival wait.
-    tokens = load.input_tokens[:, None] * b / load.output_tokens[:, None]
-    busy = tokens / budget if plan.chunked_prefill else rate * prompt
-    full = busy > _BUSY  # more would come than go in: prompts, one chunk after another, are then all there is
-    rate = np.where(full, _BUSY / prompt, rate)
-    step = np.where(full, np.minimum(step, prompt / chunks), step)
-    ttft = step / 2 + _queued(prompt, np.minimum(busy, _BUSY))
+        # Short prompts go in together, each for its part of the time.
+        fit = np.clip(budget / inputs, 1.0, float(plan.max_num_seqs))
+        together = iterations.time_s(_prompts(load, fit, met)).reshape(shape)
+        each = np.where(fit > 1.0, np.clip((together - prompt) / np.maximum(fit - 1.0, 1.0), 0.0, prompt), prompt)
+    only = iterations.time_s(_decode(load, met)).reshape(shape)
+    line = _Line(prompt, each, fit, only, beside, outputs)
+    rate = line.rate(b)  # of one rank and one batch
+    step = line.tpot_s(rate)
+    if plan.chunked_prefill:
+        # Where every iteration has prompts, it is always the mean one.
+        mean = iterations.time_s(_step(load, plan, b)).reshape(shape)
+        always = (chunks == 1.0) & (b >= outputs)
+        rate = np.where(always, np.minimum(b / (outputs * mean), line.most), rate)
+        step = np.where(always, np.minimum(mean, np.maximum(step, beside)), step)
+    ttft = only / 2 + line.sojourn_s(rate)
     kv = b * plan.pp * load.context[:, None]
     held = np.maximum(kv, load.largest[:, None])  # one request at least must fit whole
     rate = np.where(held <= iterations.kv_capacity_tokens, rate, 0.0) * plan.dp * plan.pp
     limit = np.full(shape, LIMITS.index("gain"))
     return Steady(b * ones, rate, step, ttft, step, kv, limit), b
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Prompts in line for iterations in which others decode, and what that line does to those; all (groups, batches).
+
+    A prompt alone takes `prompt` seconds, each more of the `fit` that go in together `each`. An iteration takes `only`
+    without prompts and `beside` with a part of one; a request has `outputs` tokens.
+    """
+
+    prompt: Floats
+    each: Floats
+    fit: Floats
+    only: Floats
+    beside: Floats
+    outputs: Floats
+
+    @property
+    def most(self) -> Floats:
+        """Prompts a second that go in at most."""
+        return np.asarray(_BUSY * self.fit / (self.prompt + (self.fit - 1.0) * self.each))
+
+    def sojourn_s(self, rate: Floats) -> Floats:
+        """Seconds that a prompt waits and takes."""
+        return self.prompt + _waits(rate, self.prompt, self.each, self.fit, 1)
+
+    def tpot_s(self, rate: Floats) -> Floats:
+        """Seconds of a token of a request that decodes while prompts come at `rate`.
+
+        Its own prompt leaves others in line as often as prompts are at work, as many as came in the time that it waited
+        and took. They go in first, with those that come meanwhile; after that any that comes keeps it back as well.
+        """
+        # Those that come in one's time go in with the next.
+        joint = rate * (self.prompt - self.each) / np.maximum(1.0 - rate * self.each, 1.0 - _BUSY)
+        joint = np.clip(joint, 1.0, self.fit)
+        lone = (self.prompt + (joint - 1.0) * self.each) / joint
+        busy = np.minimum(rate * lone, _BUSY)
+        behind = rate * self.sojourn_s(rate) / np.maximum(busy, 1e-9)
+        clear = lone / (1.0 - busy)  # seconds until one, and all that come meanwhile, are in
+        return np.asarray(busy * self._told(rate, clear, behind) + (1.0 - busy) * self._told(rate, clear, 0.0))
+
+    def _told(self, rate: Floats, clear: Floats, behind: Floats | float) -> Floats:
+        """Seconds of a token where so many prompts are in line behind a request's own."""
+        undisturbed = (self.outputs - behind * clear / self.beside) / (1.0 + rate * self.only * clear / self.beside)
+        undisturbed = np.clip(undisturbed, 0.0, self.outputs)
+        held = (rate * undisturbed * self.only + behind) * clear
+        held = np.where(undisturbed > 0.0, held, self.outputs * self.beside)  # a token of every iteration all the same
+        return np.asarray((undisturbed * self.only + held) / self.outputs)
+
+    def rate(self, decoding: Floats) -> Floats:
+        """Requests a second that so many `decoding` sequences on average come of (Little's law), no more than go in."""
+        low, high = np.zeros_like(self.prompt), np.minimum(self.most, decoding / (self.outputs * self.only))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            fewer = middle * self.outputs * self.tpot_s(middle) < decoding
+            low, high = np.where(fewer, middle, low), np.where(fewer, high, middle)
+        return np.asarray(high)
 
 
 def _split(iterations: Iterations, plan: ServingPlan, load: Load, b: Floats, link: float) -> Steady:
@@ -236,9 +300,12 @@ def _split(iterations: Iterations, plan: ServingPlan, load: Load, b: Floats, lin
     return Steady(batch, rate, tpot, ttft, step, kv, np.full(shape, LIMITS.index("gain")))
 
 
-def _prompts(load: Load, count: Floats) -> Batch:
-    """An iteration of `count` whole prompts, (groups, 1), and nothing else."""
+def _prompts(load: Load, count: Floats, decoding: Floats | float = 0.0) -> Batch:
+    """An iteration of `count` whole prompts, (groups, batches), beside sequences that are `decoding`."""
+    beside = np.broadcast_to(decoding, count.shape)
     return Batch.of(
+        decode_seqs=beside.ravel(),
+        decode_tokens=(load.context[:, None] * beside).ravel(),
         prefill_seqs=count.ravel(),
         prefill_tokens=(load.input_tokens[:, None] * count).ravel(),
         prefill_pairs=(load.pairs[:, None] * count).ravel(),
