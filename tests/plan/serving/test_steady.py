@@ -66,7 +66,8 @@ def test_prompts_take_their_part_of_an_iteration(fake: Any) -> None:
     # A request in 50 iterations brings 100 prompt tokens: b sequences bring 2 b with each iteration, at 10 µs.
     found, batches = curve(fake(token=1e-5), ServingPlan(), Load.of(100, 50), [1, 10, 100])
     assert batches.tolist() == [1.0, 10.0, 100.0]
-    assert found.tpot_s[0] == pytest.approx(0.01 + 2 * batches * 1e-5)
+    # Of ten, now and then two prompts come one behind the other.
+    assert found.tpot_s[0] == pytest.approx(0.01 + 2 * batches * 1e-5, rel=1e-3)
 
 
 def test_a_prompt_longer_than_the_budget_goes_in_by_chunks(fake: Any) -> None:
@@ -145,10 +146,36 @@ def simulated(base: float, token: float, b: int, inputs: int, outputs: int) -> f
     return time * b / tokens
 
 
-@pytest.mark.parametrize("b", [1, 7, 50, 128])
+@pytest.mark.parametrize("b", [1, 60, 128])
 def test_the_mean_iteration_is_that_of_a_simulation(fake: Any, b: int) -> None:
+    """With one sequence nothing comes meanwhile, from 60 on every iteration has a prompt: chance plays no part."""
     found, _ = curve(fake(token=1e-4), ServingPlan(), Load.of(300, 60), [b])
     assert found.tpot_s[0, 0] == pytest.approx(simulated(0.01, 1e-4, b, 300, 60), rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "tokens"),
+    [(1024, 256, 2048), (1024, 256, 8192), (2000, 20, 8192), (8000, 200, 2048), (32000, 100, 8192), (130_000, 5, 2048)],
+)
+def test_arrivals_by_chance_fare_as_in_a_simulation(inputs: int, outputs: int, tokens: int, load: float) -> None:
+    """Llama-3.1-8B on H100, from chats to documents of which little is asked, at shares of the most that goes in."""
+    plan = ServingPlan(max_num_batched_tokens=tokens)
+    iterations = Iterations.of(llm.config("llama-3.1-8b"), plan, device("h100-sxm"))
+    found, _ = curve(iterations, plan, Load.of(inputs, outputs))
+    rates, count = found.rate[0], 800
+    first = int(np.argmax(rates >= 0.999 * rates.max()))
+    rate = load * rates.max()
+    ttft, tpot = (np.interp(rate, rates[: first + 1], x[0][: first + 1]) for x in (found.ttft_s, found.tpot_s))
+    gaps = np.random.default_rng(1).exponential(1.0 / rate, count)
+    requests = Requests.of(np.cumsum(gaps), np.full(count, inputs), np.full(count, outputs))
+    served = serve(Tabled(iterations), plan, requests)
+    late = slice(count // 8, None)
+    waited = float((served.first_token_s - served.arrival_s)[late].mean())
+    each = float((served.finished_s - served.first_token_s)[late].mean()) / (outputs - 1)
+    assert ttft == pytest.approx(waited, rel=0.35)
+    if outputs > 5:  # so few tokens come beside the first chunks of the next prompt, which take less than the mean one
+        assert tpot == pytest.approx(each, rel=0.25)
 
 
 def test_a_tighter_objective_never_serves_more(fake: Any) -> None:

@@ -1,13 +1,13 @@
 """What one replica holds up in the long run, in closed form: batch, rate, TPOT and TTFT without simulating a request.
 
-A replica that always has `b` sequences decoding gives each one token an iteration, so a request leaves after
-`output_tokens` iterations and b / output_tokens new prompts come in with each. While that makes less than a chunk of a
-prompt an iteration, some iterations have one and the others only decode, and TPOT is their mean; where there is always
-more, it is the mixed iteration's time. (The time of the mean iteration would not do for mixtures of experts: the few
-tokens of a part of a prompt would have every expert read.)
-Each arrival waits for the iteration it falls into and for prompts before it (as M/D/1 has it), then its prompt
-goes in by chunks of what the token budget leaves. KV cache bounds `b`. The search tries everything by this; the
-simulator then has the last word on the best.
+Requests come by chance, and `b` of them decode on average (less than one where prompts take most of the time). Each
+waits for the iteration it falls into and for the prompts before it, as in M/D/1, or as servers that take several at
+once have it; then its prompt goes in by chunks of what the token budget leaves. Once it decodes, prompts in line behind
+it go first, and all that come while these do: a token of every iteration is all it gets until the line is empty. Its
+TPOT is the mean of iterations with and without prompts, as many of each as that says; b and the rate go together by
+Little's law. Where so many short prompts come that every iteration has some, TPOT is the mean iteration's. (Elsewhere
+that would not do, of mixtures of experts least of all: the few tokens of a part of a prompt would have every expert
+read.) KV cache bounds `b`. The search tries everything by this; the simulator then has the last word on the best.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def curve(
         mean = iterations.time_s(_step(load, plan, b)).reshape(shape)
         always = (chunks == 1.0) & (b >= outputs)
         rate = np.where(always, np.minimum(b / (outputs * mean), line.most), rate)
-        step = np.where(always, np.minimum(mean, np.maximum(step, beside)), step)
+        step = np.where(always, mean, step)
     ttft = only / 2 + line.sojourn_s(rate)
     kv = b * plan.pp * load.context[:, None]
     held = np.maximum(kv, load.largest[:, None])  # one request at least must fit whole
