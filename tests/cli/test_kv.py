@@ -1,6 +1,7 @@
 """``foretell kv``: engines side by side, one in full, and what it refuses."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_weights_in_int8_take_half(run: Run) -> None:
     room = {one["engine"]: one["budget"] for one in every}
     assert {name for name, budget in room.items() if isinstance(budget, str)} == {"vllm", "sglang", "trtllm"}
     assert "no INT8 products for b200-sxm" in room["vllm"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+def test_what_would_help_is_what_it_leaves(run: Run, engine: str) -> None:
+    """Scales are divided with the weights they are of."""
+    asked = ("kv", "gpt-oss-120b", "--on", "rtx-4090", "--engine", engine)
+    said = run(*asked).stderr
+    gpus, tokens = re.findall(r"--tp (\d+) leaves [^,]*, ([0-9,]+) tokens", said)[0]
+    assert f"{tokens} tokens in all" in run(*asked, "--tp", gpus).stdout
+    assert "--weights" not in said  # which would be of all weights, not of the experts alone
 
 
 def test_no_room_is_infeasible(run: Run) -> None:

@@ -497,6 +497,10 @@ def test_seconds_are_not_taken_for_milliseconds(tmp_path: Path) -> None:
     trace = read(f"bailian:{path}")
     assert trace.arrival_s is not None
     assert trace.arrival_s.tolist() == pytest.approx([0, 1.386, 1.886])
+    said = read(f"mooncake:{path}")  # other writers of the format have fractions
+    assert said.arrival_s is not None
+    assert said.arrival_s.tolist() == pytest.approx([0, 1.386e-3, 1.886e-3])
+    assert said.prefix_tokens.tolist() == [40, 64, 0]  # and hashes of blocks by themselves: these two begin alike
 
 
 def test_a_prefix_without_its_length_is_told_of(tmp_path: Path) -> None:

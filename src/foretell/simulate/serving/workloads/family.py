@@ -263,7 +263,7 @@ def read(spec: str, wanted: Wanted | None = None) -> Trace:
     wanted = wanted or Wanted()
     spec = instance(os.fspath(spec) if isinstance(spec, os.PathLike) else spec, str, "the trace", "read", "a file")
     name, path, part = _named(spec)
-    source = Source(path, part)
+    source = Source(path, part, named=name is not None)
     if name is None:
         fitting = sorted((one for one in readers().values() if one.looks(source.head)), key=lambda one: one.order)
         if not fitting:

@@ -40,12 +40,13 @@ class Head:
 
 
 class Source:
-    """One file. Raises InputError where it cannot be read."""
+    """One file, and whether its kind was said or is a guess (`named`). Raises InputError where it cannot be read."""
 
-    def __init__(self, path: Path, part: str = "") -> None:
+    def __init__(self, path: Path, part: str = "", named: bool = False) -> None:
         self.path = path
         self.name = str(path)
         self.part = part
+        self.named = named
 
     def _open(self) -> IO[bytes]:
         try:

@@ -22,4 +22,4 @@ BLOCK = 16
 )
 def bailian(source: Source, wanted: Wanted) -> Trace:
     """JSON Lines with timestamp (s), input_length, output_length, hash_ids of blocks of 16 tokens, parent_chat_id."""
-    return hashed(source, wanted, 1, BLOCK, chained=False)
+    return hashed(source, wanted, 1, BLOCK)

@@ -29,14 +29,15 @@ NEEDED = ("timestamp", "input_length", "output_length")
 )
 def mooncake(source: Source, wanted: Wanted) -> Trace:
     """JSON Lines with timestamp (ms), input_length, output_length and hash_ids of blocks of 512 tokens."""
-    return hashed(source, wanted, 1000, BLOCK, chained=True)
+    return hashed(source, wanted, 1000, BLOCK)
 
 
-def hashed(source: Source, wanted: Wanted, per_second: int, block: int, *, chained: bool) -> Trace:
+def hashed(source: Source, wanted: Wanted, per_second: int, block: int) -> Trace:
     """Requests with hashes of their prompts' blocks of `block` tokens, at timestamps that count `per_second`.
 
-    A hash that is not `chained` is one of a block's tokens alone, and not of what comes before it. What hashes are
-    missing is told. Raises InputError where milliseconds have a fraction, as Bailian's seconds do.
+    A hash may be one of a block's tokens alone, as in Bailian's traces, or of what comes before it as well: what is
+    shared are beginnings. What hashes are missing is told. Raises InputError where milliseconds have a fraction, as
+    Bailian's seconds do, unless the kind of the file was said.
     """
     rows = Rows(wanted)
     chains: list[list[int]] = []
@@ -51,15 +52,15 @@ def hashed(source: Source, wanted: Wanted, per_second: int, block: int, *, chain
             rows.skip(row, "no JSON" if value is None else f"no {', '.join(missing)}")
             continue
         time, tokens = number(value["timestamp"]), number(value["input_length"])
-        if per_second == 1000 and math.isfinite(time) and time % 1:
+        if per_second == 1000 and not source.named and math.isfinite(time) and time % 1:
             what = f"timestamp {time:g} is no whole millisecond, as Mooncake's are"
-            repair = "where these are seconds, as in Bailian's files, name the kind: bailian:FILE"
+            repair = "name the kind: bailian:FILE where these are seconds, else mooncake:FILE"
             raise InputError(what, f"{source.name}, row {row:,}", repair)
         if rows.add(row, time / per_second, tokens, number(value["output_length"])):
             hashes, lack = _hashes(value.get("hash_ids"))
             if lack:
                 lacking.setdefault(lack, []).append(row)
-            chains.append(hashes if chained else _chained(hashes, links))
+            chains.append(_chained(hashes, links))
             lengths.append(int(tokens))
     prefix, prefix_tokens, kept = shared_prefixes(chains, lengths, block)
     if lacking:
