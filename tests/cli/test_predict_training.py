@@ -300,7 +300,7 @@ def test_what_is_missing_or_is_no_transformer_is_named(run: Run, failed: Failed)
         (SMALL[:5], "--global-batch N and --seq-len N must be given"),
         ((*SMALL[:4], *SMALL[5:]), "add --train, or predict inference on one device: --on h100-sxm without --global-"),
         (("predict", "llm:gpt2", "--on", "1x t4"), "add --train, or predict inference on one device: --on t4"),
-        (("predict", "llm:gpt2", *many, "--phase", "decode"), "on many devices training is predicted, nothing else"),
+        (("predict", "llm:gpt2", *many, "--phase", "decode"), "serving on many is foretell simulate serve"),
         (("predict", "timm:resnet50", *many, "--train"), "how data-parallel training of other networks scales is not"),
         (("predict", "timm:resnet50", "--on", "t4", "--train", "--tp", "2"), "give llm:NAME or hf:CONFIG.json"),
         (("predict", "hf:org/name", *many, "--train"), "give its config.json"),

@@ -87,8 +87,9 @@ def predict_training(context: typer.Context, workload: str, on: str) -> None:
     if not asked["train"] and asked["phase"] != "train":
         only = [f"--{name.replace('_', '-')}" for name in names if name in opt.TRAINING_AT_SCALE]
         device = f"--on {cluster.groups[0][1].device.name}" + (f" without {', '.join(only)}" if only else "")
-        raise InputError("on many devices training is predicted, nothing else", f"--on {on[:80]}",
-                         f"add --train, or predict inference on one device: {device}")  # fmt: skip
+        raise InputError("a step on many devices is one of training", f"--on {on[:80]}",
+                         f"add --train, or predict inference on one device: {device}; "
+                         "serving on many is foretell simulate serve")  # fmt: skip
     _refuse(names, asked)
     if asked["full_flops"] and asked["causal_flops"]:
         raise InputError("both are given", "--full-flops, --causal-flops", "give one of them")
