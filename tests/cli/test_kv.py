@@ -153,6 +153,10 @@ def test_what_an_engine_does_not_serve_is_not_what_does_not_fit(run: Run) -> Non
     assert "vllm: not served: engines have no INT8 products for b200-sxm" in result.stdout
     assert "take fp8" in result.stdout
     assert result.stdout.startswith("KV cache of llama-3.1-8b on one GPU, b200-sxm")
+    nowhere = run("kv", "llama-3.3-70b", "--on", "t4").stdout
+    assert nowhere.startswith("KV cache of llama-3.3-70b on one GPU, t4")
+    vllm = next(line for line in nowhere.splitlines() if line.startswith("vllm"))
+    assert vllm.split()[-3:] == ["–", "none", "0"]
     short = run("kv", "llama-3.3-70b", "--on", "t4", "--experts", "int8")
     assert short.exit_code == 2
     assert "--experts int8: llama-3.3-70b has no experts; give --weights int8" in short.stderr

@@ -180,7 +180,7 @@ def kv(
         ]
         show_text(report.json_text(documents if engine is None else documents[0]))
     elif engine is None:
-        show(report.kv_table(found, budgets, said))
+        show(report.kv_table(found, budgets, "" if place is None else place.name, said))
     else:
         budget = budgets[0] if budgets else None
         assert not isinstance(budget, ForetellError)

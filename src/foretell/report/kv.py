@@ -81,11 +81,12 @@ def _budget(cache: KVCache, budget: Budget, weights: str) -> list[RenderableType
 
 
 def kv_table(
-    caches: Sequence[KVCache], budgets: Sequence[Budget | ForetellError] = (), weights: str = ""
+    caches: Sequence[KVCache], budgets: Sequence[Budget | ForetellError] = (), device: str = "", weights: str = ""
 ) -> RenderableType:
-    """Engines side by side; `budgets` in the same order, or why there is none: InfeasibleError where nothing is left.
+    """Engines side by side; `budgets` on `device` in the same order, or why there is none.
 
-    `weights` says in which format they are, where that is not as asked for.
+    That is an InfeasibleError where nothing is left. `weights` says in which format they are, where that is not as
+    asked for.
     """
     first = caches[0]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -109,11 +110,10 @@ def kv_table(
             else:
                 row += [f"{budget.share:.0%}", format_bytes(budget.kv_bytes), f"{budget.sequences:,}"]
         table.add_row(*row)
-    where = next((budget.device for budget in budgets if isinstance(budget, Budget)), None)
     notes = [weights] if weights else []
     notes += [f"{cache.engine}: {note}" for cache in caches for note in cache.notes] + problems
     return Group(
-        Text(f"KV cache of {first.model} on one GPU" + (f", {where}" if where else ""), style="bold"),
+        Text(f"KV cache of {first.model} on one GPU" + (f", {device}" if device else ""), style="bold"),
         _head(first),
         Text(""),
         table,
