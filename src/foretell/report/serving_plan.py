@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.plan.serving.autoscale import Scaling
+from foretell.plan.serving.division import division
 from foretell.plan.serving.pareto import Point
 from foretell.plan.serving.search import Answer, Unit
 from foretell.plan.serving.space import label
 from foretell.plan.serving.steady import slo_text
-from foretell.plan.serving.why import amount, why
+from foretell.plan.serving.why import amount, percent, why
 from foretell.report.text import UNKNOWN, Flow, add_row, count, rate, share
 from foretell.units import format_bytes, format_count, format_money, format_power, format_time
 
@@ -73,7 +74,7 @@ def serving_plan_view(
             f"{format_count(found.config.parameters)} parameters",
             f"{rate(found.rate)} request{'' if rate(found.rate) == '1' else 's'}/s",
             f"{inputs:,.0f} tokens in, {outputs:,.0f} out on average",
-            f"{slo_text(found.slo)} for {found.attainment:.0%}" if found.slo.limits else "no latency limit",
+            f"{slo_text(found.slo)} for {percent(found.attainment)}" if found.slo.limits else "no latency limit",
             *settings,
         ),
         Flow(
@@ -89,6 +90,10 @@ def serving_plan_view(
         _units(found),
         _total(found),
     ]
+    if found.attained is None:
+        lines.append(Text(_unchecked(found)))
+    if len(found.units) > 1:
+        lines += [Text(""), Text("Who serves which sizes", style="bold"), *_divided(found)]
     if len(found.singles) > 1:
         lines += [Text(""), Text("One GPU type alone", style="bold"), _singles(found)]
     if len(found.front) > 1:
@@ -114,27 +119,72 @@ def _listed(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
 
 
+def _names(units: Sequence[Unit]) -> list[str]:
+    """What each kind of unit is called; token budget and sequences stand under Why, and here would take the room of a
+    figure.
+    """
+    short = [f"{u.option.gpu} {label(u.option.plan, sizes=False)}" for u in units]
+    return [f"{u.count}x {name if short.count(name) == 1 else u.option.name}"
+            for u, name in zip(units, short, strict=True)]  # fmt: skip
+
+
 def _units(found: Answer) -> Columns:
+    """Who serves how much of the load, how full they are, what a million tokens cost where they are full, and what the
+    simulator found.
+    """
     units = found.units
     columns = {
         "GPUs": [str(u.count * u.option.devices) for u in units],
         "requests/s": [rate(u.requests_per_s) for u in units],
         "full": [share(u.work / u.count) for u in units],
-        "batch": [f"{u.option.batch:,.0f}" for u in units],
+        "batch": [f"{u.batch:,.0f}" for u in units],
         "$/h": [UNKNOWN if u.option.usd_per_h is None else f"{u.count * u.option.usd_per_h:,.2f}" for u in units],
-        "$/M tokens": ["?" if u.option.usd_per_million is None else f"{u.option.usd_per_million:.3g}" for u in units],
-        "TTFT p99": [_time(u, "ttft_p99_s") for u in units],
-        "TPOT p99": [_time(u, "tpot_p99_s") for u in units],
-        "in SLO": ["–" if u.checked is None else _attained(u.checked["attainment"]) for u in units],
+        "$/M tokens": ["?" if u.usd_per_million is None else f"{u.usd_per_million:.3g}" for u in units],
     }
+    if any(u.checked is not None for u in units):
+        columns |= {
+            "TTFT p99": [_time(u, "ttft_p99_s") for u in units],
+            "TPOT p99": [_time(u, "tpot_p99_s") for u in units],
+            "in SLO": ["–" if u.checked is None else _attained(u.checked["attainment"]) for u in units],
+        }
     if found.objective == "energy":
         columns["power"] = [_power(None if u.option.power_w is None else u.count * u.option.power_w) for u in units]
-    # Token budget and sequences stand under Why; here they would take the room of a figure.
-    short = [f"{u.option.gpu} {label(u.option.plan, sizes=False)}" for u in units]
-    labels = [f"{u.count}x {name if short.count(name) == 1 else u.option.name}"
-              for u, name in zip(units, short, strict=True)]  # fmt: skip
-    dispensable = ("batch", "TPOT p99", "full", "TTFT p99", "requests/s", "GPUs", "$/M tokens")
-    return Columns("units", labels, columns, dispensable)
+    # What has a limit stays longest.
+    limited = [name for key, name in (("ttft", "TTFT p99"), ("tpot", "TPOT p99")) if key in found.slo.limits]
+    free = [name for name in ("TPOT p99", "TTFT p99") if name not in limited]
+    dispensable = ["batch", *free, "full", "requests/s", "GPUs", "$/M tokens", *limited]
+    return Columns("units", _names(units), columns, dispensable)
+
+
+def _divided(found: Answer) -> Iterator[RenderableType]:
+    """The share of each size of requests that each kind of unit but the last serves."""
+    names = _names(found.units)
+    *some, last = names
+    predicted = False
+    for unit, name in zip(found.units, some, strict=False):
+        rule = division(found.load, found.shares(unit))
+        if rule.shares.size == 1:
+            yield Text(f"{name} serves {percent(rule.shares.item())} of the requests of every size.")
+            continue
+        yield Text(f"Of each size {name} serves this share{'' if len(some) > 1 else f', {last} the rest'}:")
+        columns = {
+            _upto(rule.outputs, j): ["–" if np.isnan(value) else percent(value) for value in rule.shares[:, j].tolist()]
+            for j in range(len(rule.outputs))
+        }
+        rows = [f"{_upto(rule.inputs, i)} in" for i in range(len(rule.inputs))]
+        yield Columns("tokens out:", rows, columns, list(reversed(columns)))
+        predicted = predicted or len(rule.outputs) > 1
+    if len(some) > 1:
+        yield Text(f"{last} serves the rest.")
+    if predicted:
+        yield Text("How many tokens come out, a router has to predict.", style="dim")
+
+
+def _upto(ends: Sequence[float], at: int) -> str:
+    """A range of tokens between these ends, in order."""
+    if np.isfinite(ends[at]):
+        return f"≤ {ends[at]:,.0f}"
+    return f"> {ends[at - 1]:,.0f}" if at else "any"
 
 
 def _within(found: Answer) -> str:
@@ -144,8 +194,15 @@ def _within(found: Answer) -> str:
         return "keeps up when simulated"
     low, high = found.attained_within
     ends = f"{_attained(low).removesuffix(' %')}–{_attained(high)}"
-    close = f": close to {share(found.attainment)}" if found.close else ""
+    close = f": close to {percent(found.attainment)}" if found.close else ""
     return f"{_attained(found.attained)} within the SLO when simulated ({ends}){close}"
+
+
+def _unchecked(found: Answer) -> str:
+    """What to think of a plan of which not everything was simulated."""
+    what = "Not all of it" if any(unit.checked is not None for unit in found.units) else "Nothing"
+    fails = "fail the SLO" if found.slo.limits else "fall behind"
+    return f"{what} was simulated: a plan by the closed form alone can {fails} in simulation."
 
 
 def _attained(value: float) -> str:
@@ -171,7 +228,7 @@ def _total(found: Answer) -> RenderableType:
         None if usd is None else f"{format_money(usd)} an hour",
         None if usd is None else f"${usd / 3600 / tokens * 1e6:,.3g} for a million output tokens",
         None if found.power_w is None else f"{format_power(found.power_w)} when full (GPUs only)",
-        "not simulated" if found.attained is None else _within(found),
+        None if found.attained is None else _within(found),
         None if found.mix.proven else "the solver ran out of time: a cheaper mix may exist",
     )
 
@@ -185,8 +242,10 @@ def _singles(found: Answer) -> RenderableType:
             _HEADINGS[found.objective]: [_value(found.objective, one.cost or 0.0) for one in known],
             "the mix saves": [share(max(0.0, 1 - found.value / (one.cost or 1.0))) for one in known],
         }
+        if found.slo.limits and any(one.attained is not None for one in known):
+            columns["in SLO"] = ["–" if one.attained is None else _attained(one.attained) for one in known]
         labels = [f"{one.gpu}: " + ", ".join(f"{n}x {plan}" for plan, n in one.counts) for one in known]
-        lines.append(Columns("GPU type", labels, columns, ()))
+        lines.append(Columns("GPU type", labels, columns, ("in SLO",)))
     lines += [Text(f"{one.gpu} does not: {one.reason}") for one in found.singles if one.cost is None]
     return Group(*lines)
 
@@ -217,7 +276,7 @@ def _memory(unit: Unit) -> RenderableType:
     a = unit.advice
     assert a is not None
     kept = share(a.rate / a.best_rate)
-    more = (f"; {a.replicas} replicas on one GPU then serve {a.gain:+.0%}" if a.replicas > 1
+    more = (f"; {a.replicas} replicas on one GPU then serve {percent(a.gain, 0)} more" if a.replicas > 1
             else "; a second replica beside it would add nothing" if a.fitting > 1
             else "; a second replica does not fit beside it")  # fmt: skip
     return Text(
@@ -252,7 +311,7 @@ def scaling_view(found: Scaling) -> RenderableType:
 
 def _notes(found: Answer) -> Iterator[str]:
     if found.attained is None:
-        yield "Rates are of a closed form of the mean iteration; nothing was simulated"
+        yield "Rates are of a closed form of the mean iteration"
     else:
         yield "What each unit holds up is corrected by simulation, and the mix was simulated with the requests it gets"
         yield "shares within the SLO have 95 % intervals, of requests that are not independent of each other"

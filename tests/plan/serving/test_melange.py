@@ -62,7 +62,7 @@ def test_what_a_gpu_cannot_serve_goes_elsewhere() -> None:
 
 
 def test_no_gpu_serves_a_bucket() -> None:
-    said = r"requests with 9,000 tokens in, 10 out, 25.0% of all, meet TPOT ≤ 40 ms on none of l4, a10g"
+    said = r"requests with 9,000 tokens in, 10 out, 25.0 % of all, meet TPOT ≤ 40 ms on none of l4, a10g"
     with pytest.raises(InfeasibleError, match=said):
         cheapest([3.0, 1.0], [[1.0, 1.0], [0.0, 0.0]], [1.0, 1.0], slo="TPOT ≤ 40 ms", options=["l4", "a10g"],
                  names=["100 tokens in, 10 out", "9,000 tokens in, 10 out"])  # fmt: skip

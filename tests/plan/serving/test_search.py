@@ -104,8 +104,60 @@ def test_the_simulator_has_the_last_word(poisson: Callable[..., Requests], make:
     assert slower.value >= 1.7 * closed.value
     assert slower.attained is not None
     assert slower.attained >= 0.9
-    with pytest.raises(InfeasibleError, match=r"in the simulator no plan meets TPOT ≤ 50 ms for 90% of the requests"):
+    with pytest.raises(InfeasibleError, match=r"in the simulator no plan meets TPOT ≤ 50 ms for 90 % of the requests"):
         ask(requests, make, trial=model(0.01))
+
+
+@pytest.mark.parametrize(("trial", "rate"), [(None, 150.0), (model(0.5), 100.0), (model(0.8), 150.0)])
+def test_what_a_full_unit_does_is_what_the_mix_does(
+    poisson: Callable[..., Requests], fake: Any, makes: Callable[..., Any], trial: Any, rate: float
+) -> None:
+    """At the share of it that is used, what a full unit costs a token is what the whole mix does."""
+    make = makes(
+        h100_sxm=fake(base=0.005, each=1e-4, token=1e-5, kv_capacity_tokens=50_000),
+        l4=fake(base=0.01, each=2e-4, token=1e-5, kv_capacity_tokens=1900),
+    )
+    found = ask(poisson(sizes=((100, 50), (1900, 100))), make, rate=rate, trial=trial)
+    document = found.to_dict()
+    assert {unit["gpu"] for unit in document["units"]} == {"h100-sxm", "l4"}
+    spent = [u["full"]["usd_per_million_tokens"] * u["count"] / u["work"] * u["served_tokens_per_s"]
+             for u in document["units"]]  # fmt: skip
+    tokens = sum(u["served_tokens_per_s"] for u in document["units"])
+    assert tokens == pytest.approx(document["output_tokens_per_s"])
+    assert sum(spent) / tokens == pytest.approx(document["usd_per_million_tokens"])
+    for unit in document["units"]:
+        full = unit["full"]
+        assert full["requests_per_s"] * unit["work"] == pytest.approx(unit["served_requests_per_s"])
+        million_s = 1e6 / full["tokens_per_s"]
+        assert full["usd_per_million_tokens"] == pytest.approx(unit["usd_per_h"] * million_s / 3600)
+
+
+def test_the_batch_of_a_full_unit_follows_what_it_holds_up(poisson: Callable[..., Requests], make: Any) -> None:
+    asked = {"pinned": {**PINS, "tp": (1,)}, "prices": {"h100-sxm": 1.0, "l4": 100.0}, "rate": 400.0}
+    requests = poisson(sizes=((100, 50),))
+    whole, half = (ask(requests, make, trial=model(share), **asked).units[0] for share in (0.9, 0.45))
+    for unit in (whole, half):
+        # Sequences there are, by Little's law: as many come in a second, each for 50 tokens.
+        server = make(CONFIG, unit.option.plan, cluster("h100-sxm"))
+        rate = unit.requests_per_s / unit.work
+        decoding = rate * 50 * (server.base + server.each * unit.batch)
+        assert decoding <= unit.batch <= 1.6 * decoding  # and they wait for prompts, too
+    assert whole.option.batch == half.option.batch
+    assert half.batch < 0.6 * whole.batch
+
+
+def test_each_type_alone_says_how_many_requests_it_serves_well(poisson: Callable[..., Requests], make: Any) -> None:
+    requests = poisson(sizes=((100, 50),))
+    found = ask(requests, make, rate=150.0, trial=model(0.8))
+    assert {one.gpu for one in found.singles} == {"h100-sxm", "l4"}
+    for one in found.singles:
+        assert one.attained is not None
+        assert 0.9 <= one.attained <= 1.0
+    best = found.best_single()
+    assert best is not None
+    if {unit.option.gpu for unit in found.units} == {best.gpu}:
+        assert best.attained == pytest.approx(found.attained)
+    assert all(one.attained is None for one in ask(requests, make, rate=150.0).singles)
 
 
 def test_what_falls_short_in_the_check_gets_more(poisson: Callable[..., Requests], make: Any) -> None:
@@ -276,12 +328,24 @@ def test_why_says_what_binds(poisson: Callable[..., Requests], make: Any) -> Non
     single = found.best_single()
     assert single is not None
     if found.value < 0.99 * (single.cost or 0):
-        assert f"{1 - found.value / (single.cost or 0):.0%} less than the best single type, {single.gpu}" in text
+        less = 100 * (1 - found.value / (single.cost or 0))
+        assert f"{less:.0f} % less than the best single type, {single.gpu}" in text
+
+
+def test_why_says_no_more_than_was_asked_and_found(poisson: Callable[..., Requests], make: Any) -> None:
+    requests = poisson(sizes=((100, 50),))
+    one = search(CONFIG, requests, SLO, [device("l4")], rate=8.0, prices={"l4": 1.0}, pinned=PINS, make=make,
+                 trial=model(1.0))  # fmt: skip
+    assert next(iter(why(one))) == "2x l4 (tp1 tokens2048 seqs64) take $2.00 an hour, the least found on l4."
+    checked, closed = (ask(requests, make, trial=trial) for trial in (model(1.0), None))
+    assert not next(iter(why(checked))).startswith("By the closed form")
+    assert next(iter(why(closed))).startswith("By the closed form alone 2x l4 (")
+    assert [found.to_dict()["basis"] for found in (checked, closed)] == ["simulation", "closed form"]
 
 
 @pytest.mark.parametrize(("costs", "rate", "failed", "said"), [
-    (2.0, 5.0, (), "tp1 tokens8192 seqs256 beats tp2 tokens8192 seqs256 there, which takes 100% more a request"),
-    (1.002, 5.0, (), "tp2 tokens8192 seqs256 takes as much a request, within 0.5%"),
+    (2.0, 5.0, (), "tp1 tokens8192 seqs256 beats tp2 tokens8192 seqs256 there, which takes 100 % more a request"),
+    (1.002, 5.0, (), "tp2 tokens8192 seqs256 takes as much a request, within 0.5 %"),
     (0.5, 50.0, (), "less a request when full, but a unit of it serves 50 requests/s and 8 are asked for"),
     (0.5, 15.0, ("tp2 tokens8192 seqs256",), "less a request when full, but too few of its requests keep the limits"),
     (0.5, 15.0, (), "less a request when full, but not in whole units, or as it holds up when simulated"),

@@ -167,7 +167,7 @@ def _nowhere(rows: Ints, rate: Floats, names: Sequence[str], options: Sequence[s
     more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
     tried = f" of {', '.join(options)}" if options else ""
     share = rate[rows].sum() / rate.sum()
-    return f"requests with {name}{more}, {share:.1%} of all, meet {slo} on none{tried}"
+    return f"requests with {name}{more}, {100.0 * share:.1f} % of all, meet {slo} on none{tried}"
 
 
 def _too_few(rate: Floats, stock: Sequence[str]) -> str:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from foretell.plan.serving.space import label
 from foretell.plan.serving.steady import Iterations, curve, most, slo_text
 from foretell.plan.serving.store import Results
 from foretell.plan.serving.trial import Trial, largest_factor, paced, sampled
+from foretell.plan.serving.why import percent
 from foretell.simulate.serving import Requests, ServingPlan
 from foretell.simulate.serving.metrics import Slo
 from foretell.workload.llm import LLMConfig
@@ -74,17 +76,33 @@ class Unit:
     requests_per_s: float
     #: The largest rate in the simulator over that of the closed form, which the capacities were corrected by.
     factor: float
+    #: Output tokens a second of the requests that all of them get.
+    tokens_per_s: float
+    #: Sequences that decode at a time on a rank of one that is full of them.
+    batch: float
     #: Sizes it serves in words.
     serves: str
     checked: Mapping[str, Any] | None
     advice: Advice | None
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """Dollars for a million output tokens where it is full of the requests that it gets."""
+        usd = self.option.usd_per_h
+        return None if usd is None else usd * self.work / 3600.0 / self.tokens_per_s * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         advice = self.advice
         return {
             **self.option.to_dict(), "count": self.count, "work": self.work,
-            "served_requests_per_s": self.requests_per_s, "factor": self.factor, "serves": self.serves,
+            "served_requests_per_s": self.requests_per_s, "served_tokens_per_s": self.tokens_per_s,
+            "factor": self.factor,
+            "full": {
+                "requests_per_s": self.requests_per_s / self.work, "tokens_per_s": self.tokens_per_s / self.work,
+                "batch": self.batch, "usd_per_million_tokens": self.usd_per_million,
+            },
+            "serves": self.serves,
             "simulated": None if self.checked is None else dict(self.checked),
             "memory": None if advice is None else {
                 "batch": advice.batch, "fitting_batch": advice.largest_batch, "kv_bytes": advice.kv_bytes,
@@ -103,12 +121,14 @@ class Single:
     counts: tuple[tuple[str, int], ...]
     devices: int = 0
     reason: str = ""
+    #: The share of requests within the objective in the simulator; None where nothing was simulated.
+    attained: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "gpu": self.gpu, "value": self.cost, "devices": self.devices or None, "reason": self.reason or None,
-            "units": [{"plan": name, "count": count} for name, count in self.counts],
+            "units": [{"plan": name, "count": count} for name, count in self.counts], "attained": self.attained,
         }  # fmt: skip
 
 
@@ -188,6 +208,11 @@ class Answer:
         known = [(rate, *_within(checked)) for rate, checked in parts if checked is not None]
         return joined(known) if len(known) == len(parts) else None
 
+    def shares(self, unit: Unit) -> Floats:
+        """The share of each group of the load that a unit of the mix serves, (groups,)."""
+        (at,) = (j for j, option in enumerate(self.options) if option is unit.option)
+        return np.asarray(self.mix.shares[:, at])
+
     def _bucket(self, at: int) -> dict[str, Any]:
         shares = zip(self.options, self.mix.shares[at].tolist(), strict=True)
         return {
@@ -226,6 +251,7 @@ class Answer:
             "usd_per_h": usd,
             "usd_per_million_tokens": None if usd is None else usd / 3600.0 / self.load.tokens_per_s * 1e6,
             "power_w": self.power_w,
+            "basis": "closed form" if self.attained is None else "simulation",
             "attained": self.attained,
             "attained_within": None if self.attained_within is None else list(self.attained_within),
             "close": self.close,
@@ -510,8 +536,8 @@ class _Search:
         held = [found for one in surveys for found in self.promising(one, progress)]
         if not held:
             raise InfeasibleError(
-                f"in the simulator no plan meets {slo_text(self.slo)} for {self.attainment:.0%} of the requests at"
-                f" {_LEAST_FACTOR:.0%} of the rate it holds up on average", _repair(self.slo),
+                f"in the simulator no plan meets {slo_text(self.slo)} for {percent(self.attainment)} of the requests at"
+                f" {percent(_LEAST_FACTOR)} of the rate it holds up on average", _repair(self.slo),
             )  # fmt: skip
         options, factors, columns = [o.option for o in held], [o.factor for o in held], [o.column for o in held]
         capacity = np.stack(columns, axis=1) * (1.0 if self.trial is None else _HOPE)
@@ -526,9 +552,11 @@ class _Search:
         parts = self.load.rate[:, None] * mix.shares
         tried = np.divide(parts, np.stack(columns, axis=1), out=np.zeros_like(parts), where=parts > 0).sum(axis=0)
         work = np.minimum(np.maximum(mix.work, tried), mix.instances)
+        tokens = self.load.output_tokens @ parts
         units = [
-            Unit(option, int(mix.instances[j]), float(work[j]), float(rates[j]), factors[j],
-                 self.serves(mix.shares[:, j]), checked[j], self.advice(option))
+            Unit(option, int(mix.instances[j]), float(work[j]), float(rates[j]), factors[j], float(tokens[j]),
+                 self.batch(option, parts[:, j], float(work[j])), self.serves(mix.shares[:, j]), checked[j],
+                 self.advice(option))
             for j, option in enumerate(options) if mix.instances[j]
         ]  # fmt: skip
         ends = front([point for one in surveys for point in one.points])
@@ -659,7 +687,10 @@ class _Search:
             value = sum(int(n) * o.cost(self.objective) for n, o in zip(mix.instances, some, strict=True))
             counts = tuple((label(o.plan), int(n)) for n, o in zip(mix.instances, some, strict=True) if n)
             devices = sum(int(n) * o.devices for n, o in zip(mix.instances, some, strict=True))
-            found.append(Single(one.gpu, value, counts, devices))
+            # A part of too few requests to simulate leaves the share unknown.
+            known = all(kept is not None for kept, n in zip(checked, mix.instances, strict=True) if n)
+            attained = self.together(checked, mix) if known else None
+            found.append(Single(one.gpu, value, counts, devices, attained=attained))
             alone.append((_among(mix, mine, len(options)), _spread(checked, mine, len(options))))
         return tuple(found), alone
 
@@ -668,7 +699,20 @@ class _Search:
         plans = self.failed.get(gpu, [])
         more = f" and {len(plans) - _NAMED} more" if len(plans) > _NAMED else ""
         named = ", ".join(plans[:_NAMED]) + more
-        return f"in the simulator too few requests keep the limits even at {_LEAST_FACTOR:.0%} of the rate ({named})"
+        least = percent(_LEAST_FACTOR)
+        return f"in the simulator too few requests keep the limits even at {least} of the rate ({named})"
+
+    def batch(self, option: Option, rates: Floats, work: float) -> float:
+        """Sequences that decode at a time on a rank of one that is full, where `work` of them together serve `rates` of
+        each bucket: those that the closed form has at that rate.
+        """
+        rows = np.flatnonzero(rates > 0)
+        mine = dataclasses.replace(self.load, rate=rates).mixed(rows)
+        link = link_of(cluster(option.machine))
+        found, _ = curve(self.iterations(option), option.plan, mine, link_bytes_per_s=link)
+        grown = np.maximum.accumulate(found.rate[0])
+        served = grown > 0
+        return float(np.interp(rates.sum() / work, grown[served], found.batch[0][served])) if served.any() else 1.0
 
     def serves(self, share: Floats) -> str:
         """Sizes of the buckets that an option gets most of, in words."""

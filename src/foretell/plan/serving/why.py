@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foretell.plan.serving.options import Option
     from foretell.plan.serving.search import Answer, Unit
 
-__all__ = ["BOUND", "amount", "differences", "rival", "why"]
+__all__ = ["BOUND", "amount", "differences", "percent", "rival", "why"]
 
 #: What an iteration's time goes to, in words.
 BOUND: Mapping[str, str] = {
@@ -29,6 +29,15 @@ def amount(objective: str, value: float) -> str:
     return text[:-1] if text == "1 GPUs" else text
 
 
+def percent(value: float, digits: int | None = None) -> str:
+    """A share as per cent: as it was given, or with so many `digits` after the point.
+
+    >>> percent(0.9), percent(0.995), percent(0.23456, 0)
+    ('90 %', '99.5 %', '23 %')
+    """
+    return f"{100.0 * value:.6g} %" if digits is None else f"{100.0 * value:,.{digits}f} %"
+
+
 def differences(plan: ServingPlan, other: ServingPlan) -> str:
     """The settings in which two plans differ, as ``tp 2 (1)``: the first plan's, and the other's in brackets."""
     mine, theirs = plan.to_dict(), other.to_dict()
@@ -41,7 +50,7 @@ def why(found: Answer) -> Iterator[str]:
     """Sentences: the mix against single types, what binds each option, what its nearest rival loses by."""
     yield from _mix(found)
     for unit in found.units:
-        yield _binding(unit.option, found)
+        yield _binding(unit, found)
         other = rival(unit, found)
         if other is not None:
             yield other
@@ -49,32 +58,51 @@ def why(found: Answer) -> Iterator[str]:
 
 def _mix(found: Answer) -> Iterator[str]:
     single = found.best_single()
-    mine = amount(found.objective, found.value)
     take = "takes" if sum(u.count for u in found.units) == 1 else "take"
-    said = " and ".join(f"{u.count}x {u.option.gpu} ({label(u.option.plan)})" for u in found.units)
-    if single is None or single.cost is None:
-        yield f"{said} {take} {mine}; no single GPU type serves everything within {slo_text(found.slo)}."
-        return
+    units = " and ".join(f"{u.count}x {u.option.gpu} ({label(u.option.plan)})" for u in found.units)
+    sure = found.attained is not None
+    said = f"{'' if sure else 'By the closed form alone '}{units} {take} {amount(found.objective, found.value)}"
+    limits = f" within {slo_text(found.slo)}" if found.slo.limits else ""
     kinds = {u.option.gpu for u in found.units}
+    if len(found.surveys) == 1:
+        yield f"{said}, the least found on {found.surveys[0].gpu}."
+        return
+    if single is None or single.cost is None:
+        yield f"{said}; no single GPU type serves everything{limits}."
+        return
     saved = 1.0 - found.value / single.cost
     if kinds == {single.gpu} or saved < _SMALL:
         others = [s for s in found.singles if s.cost is not None and s.gpu not in kinds]
         if not others:
-            yield f"{said} {take} {mine}; no other GPU type of those asked for serves everything within the limits."
+            yield f"{said}; no other GPU type of those asked for serves everything{limits}."
             return
         second = min(others, key=lambda s: s.cost or 0.0)
         less = 1.0 - found.value / (second.cost or 1.0)
-        than = f"{less:.0%} less than {second.gpu} alone would, the next best" if less >= _SMALL else "the least found"
-        yield f"{said} {take} {mine}, {than}; no mix of types takes less."
+        than = f"{percent(less, 0)} less than {second.gpu} alone would, the next best" if less >= _SMALL else (
+            "the least found")  # fmt: skip
+        yield f"{said}, {than}; no mix of types {'takes' if sure else 'would take'} less."
         return
     other = f"{single.gpu} ({amount(found.objective, single.cost)})"
-    yield f"{said} {take} {mine}, {saved:.0%} less than the best single type, {other}."
-    for unit in found.units:
-        yield f"{unit.option.gpu} serves {unit.requests_per_s / found.rate:.0%} of the requests: {unit.serves}."
+    yield f"{said}, {percent(saved, 0)} less than the best single type, {other}."
+    parts = [f"{_name(u, found)} {percent(u.requests_per_s / found.rate, 0)}" for u in found.units]
+    yield f"Shares of the requests: {', '.join(parts)}."
 
 
-def _binding(option: Option, found: Answer) -> str:
-    batch = f"{option.gpu}: {option.batch:,.0f} sequences at a time"
+def _name(unit: Unit, found: Answer) -> str:
+    """What a unit is called: its GPU type, and as much of its plan as tells it from others of that type."""
+    mine, others = unit.option, [u.option for u in found.units if u is not unit and u.option.gpu == unit.option.gpu]
+    if not others:
+        return mine.gpu
+    short = label(mine.plan, sizes=False)
+    alike = any(label(other.plan, sizes=False) == short for other in others)
+    return mine.name if alike else f"{mine.gpu} {short}"
+
+
+def _binding(unit: Unit, found: Answer) -> str:
+    option = unit.option
+    batch = f"{_name(unit, found)}: {unit.batch:,.0f} sequences at a time"
+    if f"{unit.batch:,.0f}" != f"{option.batch:,.0f}":
+        batch += f" when full; the closed form has up to {option.batch:,.0f}"
     given = {name: f"{1e3 * limit:,.6g} ms" for name, limit in found.slo.limits.items()}
     waits = "prompts would wait too long" + (f" for TTFT ≤ {given['ttft']}" if "ttft" in given else "")
     limits = {
@@ -88,7 +116,7 @@ def _binding(option: Option, found: Answer) -> str:
     text = f"{batch}, as {limits[option.limit]}"
     if option.bound:
         parts = sorted(option.parts.items(), key=lambda part: -part[1])[:2]
-        shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in parts)
+        shares = ", ".join(f"{name.replace('_', ' ')} {percent(share, 0)}" for name, share in parts)
         text += f"; what binds an iteration is {BOUND.get(option.bound, option.bound)} (of its time {shares})"
     return text + "."
 
@@ -106,18 +134,18 @@ def rival(unit: Unit, found: Answer) -> str | None:
     other = min(all_, key=each)
     more = each(other) / each(mine) - 1.0
     if more < -_SMALL:
-        start = f"On {mine.gpu}, {label(other.plan)} would take {-more:.0%} less a request when full, but"
+        start = f"On {mine.gpu}, {label(other.plan)} would take {percent(-more, 0)} less a request when full, but"
         if other.cost(found.objective) > found.value:  # one unit alone takes more than all that was chosen
             return f"{start} a unit of it serves {other.rate:,.3g} requests/s and {found.rate:,.3g} are asked for."
         if label(other.plan) in found.failed.get(other.gpu, ()):
             return f"{start} too few of its requests keep the limits when simulated."
         return f"{start} not in whole units, or as it holds up when simulated."
     if more < _SMALL:
-        return f"On {mine.gpu}, {label(other.plan)} takes as much a request, within {_SMALL:.1%}."
+        return f"On {mine.gpu}, {label(other.plan)} takes as much a request, within {percent(_SMALL)}."
     reason = ""
     if other.parts and mine.parts:
         grown = {n: other.parts.get(n, 0.0) * other.tpot_s - mine.parts.get(n, 0.0) * mine.tpot_s for n in other.parts}
         name = max(grown, key=lambda n: grown[n])
         if grown[name] > 0:
             reason = f": its iterations spend {1e3 * grown[name]:.3g} ms more on {name.replace('_', ' ')}"
-    return f"{label(mine.plan)} beats {label(other.plan)} there, which takes {more:.0%} more a request{reason}."
+    return f"{label(mine.plan)} beats {label(other.plan)} there, which takes {percent(more, 0)} more a request{reason}."
