@@ -155,6 +155,14 @@ def test_commands_are_the_plan(run: Run, name: str) -> None:
     assert run(*asked, "--emit", name).stdout.startswith("# opt-1.3b is foretell's name: give the model's own, or")
 
 
+def test_commands_take_no_longer_requests_than_the_cache_holds(run: Run) -> None:
+    asked = ("plan", "serve", "llm:llama-3.1-8b", "--gpus", "l4", "--rate", "1", "--quick", *PINS)
+    plan, _ = read("vllm", run(*asked, "--emit", "vllm").stdout)
+    assert 30_000 < plan.max_model_len < 40_000
+    refused = run("plan", "serve", "llm:llama-3.1-8b", "--gpus", "tpu-v6e", "--rate", "1", "--quick", "--emit", "vllm")
+    assert (refused.exit_code, "tpu-v6e is none" in refused.stderr) == (2, True)
+
+
 def test_prices_decide(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('l4 = "100 USD/h"\na10g = 0.5\n')

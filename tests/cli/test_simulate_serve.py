@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from foretell.report.documents import json_text
 from foretell.report.served_requests import COLUMNS
 
 Run = Callable[..., Any]
+FEW = ("--num-requests", "4")
 BASE = ("simulate", "serve", "llm:llama-3.1-8b", "--on", "h100-sxm")
 SMALL = ("--num-requests", "40", "--isl", "200", "--osl", "20")
 
@@ -249,8 +251,10 @@ def test_weights_are_taken_as_they_are_published(run: Run) -> None:
         result = run("simulate", "serve", workload, "--on", on, *given)
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout)["plan"]["weight_dtype"] == form
-    # An A100 computes nothing in fp8: 671 GB are two bytes each, of which a sixteenth is 78 GiB and what is copied.
-    result = run("simulate", "serve", "llm:deepseek-v3", "--on", "a100-sxm4-80gb", "--tp", "16", *given)
+    # An A100 computes nothing in fp8, and widens it; in bf16 671 GB are two bytes each, a sixteenth 78 GiB and more.
+    asked = ("simulate", "serve", "llm:deepseek-v3", "--on", "a100-sxm4-80gb", "--tp", "16", *given)
+    assert json.loads(run(*asked).stdout)["plan"]["weight_dtype"] == "fp8"
+    result = run(*asked, "--weight-dtype", "bf16")
     said = " ".join(result.stderr.split())
     assert 78 < float(said.split(" GiB of weights")[0].split()[-1]) < 82
     assert "--weight-dtype fp8 leaves room for" in said
@@ -526,6 +530,25 @@ def test_a_row_for_each_request(run: Run, tmp_path: Path) -> None:
     same = run(*BASE, "--trace", trace, "--requests", trace)
     assert same.exit_code == 2
     assert "would overwrite the trace" in " ".join(same.stderr.split())
+
+
+def test_a_model_file_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    result = run("simulate", "serve", config, "--on", "l4", "--rate", "1", "--timeline", config)
+    assert result.exit_code == 2
+    assert "would overwrite the config" in " ".join(result.stderr.split())
+    assert config.read_text() == '{"model_type": "llama"}'
+
+
+def test_notes_say_what_an_engine_would_not_start_with(run: Run) -> None:
+    asked = ("simulate", "serve", "llm:llama-3.1-70b", "--on", "h100-sxm", "--tp", "2", "--rate", "1", *FEW)
+    said = " ".join(run(*asked).stdout.split())
+    found = re.search(r"vLLM starts only where a request of --max-model-len fits the cache: give (\d+) or less", said)
+    assert found is not None
+    assert "starts only" not in " ".join(run(*asked, "--max-model-len", found[1]).stdout.split())
+    said = " ".join(run(*BASE, "--rate", "1", "--on", "a100-sxm4-80gb", "--weight-dtype", "fp8").stdout.split())
+    assert "no fp8 arithmetic: weights are widened on the way in, as w8a16" in said
 
 
 def table(path: Path) -> list[dict[str, Any]]:

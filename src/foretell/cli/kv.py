@@ -238,7 +238,7 @@ def _said(config: LLMConfig, formats: dict[str, str]) -> str:
     only = config.moe is not None and published in ("mxfp4", "int4")
     unpacked = [name for name, format in formats.items() if format != published]
     if len(unpacked) == len(formats):
-        return f"weights in bf16 where they are published in {published}"
+        return f"weights in 16 bits where they are published in {published}"
     return f"weights {'of the experts ' if only else ''}in {published}, as published" + (
         f"; in bf16 for {', '.join(unpacked)}" if unpacked else ""
     )

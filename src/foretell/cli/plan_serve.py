@@ -176,6 +176,8 @@ def serve(
     config = transformer(workload)
     limits = Slo() if slo is None else parse_slo(slo)
     devices, available = _gpus(gpus)
+    if emit is not None and (other := next((one for one in devices if one.kind != "gpu"), None)) is not None:
+        raise InputError(f"has options for GPUs, and {other.name} is none", f"--emit {emit}", "leave it out, or --gpus")
     priced = {} if prices is None else _prices(prices)
     pinned = _pinned(context_.params)
     requests, asked, sped_up = _requests(trace, rate, scale, arrivals, isl, osl, num_requests, seed)
@@ -192,7 +194,8 @@ def serve(
         raise typer.Exit(130) from None
     over_time = [] if delay is None else _scaled(found, sped_up, delay, step, scaling)
     if emit is not None:
-        said = "" if model else f"# {config.name} is foretell's name: give the model's own, or its path, by --model\n\n"
+        known = " ".join(config.name.split())  # on one line of the script, whatever the file is called
+        said = "" if model else f"# {known} is foretell's name: give the model's own, or its path, by --model\n\n"
         show_text((said + _commands(found, emit, model or config.name)).rstrip("\n"))
         return
     if json:
@@ -380,10 +383,10 @@ def _scaled(
 
 def _within_cache(option: Option, config: LLMConfig) -> ServingPlan:
     """The option's plan with requests no longer than its cache holds: engines refuse to start where they could be."""
-    held = option.kv_capacity_tokens
+    held = option.kv_capacity_tokens  # of the closed form's columns: no whole number by type
     if option.plan.max_model_len or not 0 < held < (config.context_length or 0):
         return option.plan
-    return option.plan.replace(max_model_len=held)
+    return option.plan.replace(max_model_len=int(held))
 
 
 def _commands(found: Answer, format: str, model: str) -> str:

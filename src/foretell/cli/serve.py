@@ -193,10 +193,10 @@ def serve(
         files.ending(requests_out, "--requests", FORMATS)
     asked = context_.params
     for option, path in (("--html", html), ("--timeline", timeline), ("--requests", requests_out)):
-        for name in ("trace", "lengths"):
-            given = Path(str(asked[name] or "").rpartition(":")[2])
-            if path is not None and path.exists() and given.is_file() and path.samefile(given):
-                raise InputError("would overwrite the trace", f"{option} {path}", "give another file")
+        for name in ("workload", "trace", "lengths"):
+            if path is not None and path.exists() and any(path.samefile(one) for one in _files(asked[name])):
+                what = "config" if name == "workload" else "trace"
+                raise InputError(f"would overwrite the {what}", f"{option} {path}", "give another file")
     objective = None if slo is None else parse_slo(slo)
     wanted_percentiles = _percentiles(percentiles)
     if seed < 0:
@@ -585,7 +585,7 @@ def _simulated(
         price_usd_per_h=price, seed=seed, scheduler=policy.scheduler or plan.engine,
         nanoflow=None if flow is None else flow.found, tiers=tiers, blocking_loads=policy.blocking_loads,
         loaded_tokens={} if tier is None else dict(tier.hierarchy.hit_tokens),
-        notes=_notes(plan, device),
+        notes=_notes(plan, device, capacity),
     )  # fmt: skip
 
 
@@ -603,8 +603,21 @@ def _admitting(config: LLMConfig, requests: Requests, served: Served, reason: st
     return f"give --max-model-len {whole}"
 
 
-def _notes(plan: ServingPlan, device: Device) -> tuple[str, ...]:
+def _files(given: str | None) -> list[Path]:
+    """Files that what is given may name, with a format before it or a place in it behind."""
+    text = given or ""
+    after = text.rpartition(":")[2]
+    return [one for one in {Path(text), Path(after), Path(after.partition("#")[0])} if one.is_file()]
+
+
+def _notes(plan: ServingPlan, device: Device, capacity: int) -> tuple[str, ...]:
     notes = [_OUTSIDE]
+    if plan.engine == "vllm" and plan.max_model_len > capacity:
+        notes.append(
+            f"vLLM starts only where a request of --max-model-len fits the cache: give {capacity} or less for this one"
+        )
+    if plan.weight_dtype == "fp8" and device.peak("fp8") is None:
+        notes.append(f"{device.name} has no fp8 arithmetic: weights are widened on the way in, as w8a16")
     if device.kind != "gpu":
         notes.append(_PLAIN.format(device.name))
     elif plan.weight_dtype == "int8":

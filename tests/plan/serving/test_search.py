@@ -377,8 +377,9 @@ def test_weights_are_tried_in_the_format_that_is_published() -> None:
     published, h100 = llm.config("gpt-oss-120b"), device("h100-sxm")
     assert {plan.weight_dtype for plan in plans(published, h100)} == {"mxfp4"}
     assert {plan.weight_dtype for plan in plans(published, h100, pinned={"weight_dtype": ("bf16",)})} == {"bf16"}
-    # A100 has no fp8 arithmetic: what is published in it is taken unpacked.
-    assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), device("a100-sxm4-80gb"))} == {"bf16"}
+    # A100 has no fp8 arithmetic, and engines widen what is published in it; on V100 they cannot.
+    assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), device("a100-sxm4-80gb"))} == {"fp8"}
+    assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), device("v100-sxm2-32gb"))} == {"fp16"}
     assert {plan.weight_dtype for plan in plans(llm.config("deepseek-v3"), h100)} == {"fp8"}
     alone = survey(published, h100, Load.of(1000, 100), Slo(), pinned={"tp": (1,), "pp": (1,), "dp": (1,)})
     assert any(option.devices == 1 for option in alone.options)
@@ -448,6 +449,8 @@ def test_pacing_and_sampling(poisson: Callable[..., Requests]) -> None:
     some = sampled(requests, 100)
     assert len(some) == 100
     # A server that is filled first: by the last requests, which then come again.
+    few = Requests.of(np.arange(4.0), np.array([5, 6, 7, 8]), np.full(4, 9))
+    assert set(sampled(few, 100, 50.0).input_tokens.tolist()) == {5, 7}  # two at least, as one has no rate
     warm = sampled(requests, 1000, warm=1500)
     assert warm.input_tokens.tolist() == [*requests.input_tokens[500:], *requests.input_tokens, *requests.input_tokens]
     assert sampled(requests, 2500).input_tokens[2000:].tolist() == requests.input_tokens[:500].tolist()

@@ -406,6 +406,14 @@ def test_widening_weights_draws_power(monkeypatch: pytest.MonkeyPatch) -> None:
     assert widened == pytest.approx([1.5 * each * weights * passes for passes in (1, 1, 2)], rel=1e-3)
 
 
+def test_cards_of_low_power_do_not_draw_by_multiprocessor() -> None:
+    """142 multiprocessors of an L40S would draw 149 of its 350 W by A100's count: it is the share of TDP instead."""
+    where = device("l40s")
+    assert where.tdp_w is not None
+    made = Iterations.of(llm.config("llama-3.2-1b"), ServingPlan(), where)
+    assert where.tdp_w / 4 < made.power_w(Batch.of(decode_seqs=1, decode_tokens=100))[0] < 0.95 * where.tdp_w
+
+
 def test_older_engines_wait_longer_for_their_hosts() -> None:
     batch = Batch.of(decode_seqs=64, decode_tokens=64000)
     waits = [Iterations.of(LLAMA, ServingPlan(version=v), H100).parts(batch)["host"][0]

@@ -10,6 +10,7 @@ from foretell.errors import InputError, unknown
 from foretell.hardware import Cluster, Device, cluster
 from foretell.simulate.serving import CHOICES, ServingPlan
 from foretell.simulate.serving.formats import refusal
+from foretell.simulate.serving.room import own_share
 from foretell.workload.llm import LLMConfig
 
 __all__ = ["DEGREES", "label", "machines", "plans", "refused", "shape"]
@@ -111,10 +112,11 @@ def plans(
                     continue
                 found += 1
                 more = dict(zip(fixed, others, strict=True))
-                yield usual.replace(
+                plan = usual.replace(
                     weight_dtype=w, kv_dtype=kv, max_num_batched_tokens=tokens, max_num_seqs=seqs,
                     prefill_replicas=p, decode_replicas=d, replicas=max(1, p + d), **more,
                 )  # fmt: skip
+                yield plan if "gpu_memory_percent" in more else own_share(config, plan, device)
     if not found:
         what = "; ".join(list(reasons)[:3]) or "no combination of the settings asked for"
         raise InputError(f"no plan for {config.name} on {device.name} is legal: {what}", "plan serve")
@@ -124,18 +126,19 @@ def _format_refused(device: Device, weights: str, cache: str) -> str:
     """Why a device has not these formats of weights and of the cache; "" where it has. Nothing multiplies a cache."""
     if (refused := refusal(weights, device)) is not None:
         return f"{refused.what}: {refused.repair}"
-    lacking = weights if not runs(device, weights) else cache if cache != "int8" and not runs(device, cache) else ""
+    cached = cache == "int8" or (device.peak(cache) is not None if cache == "fp8" else runs(device, cache))
+    lacking = weights if not runs(device, weights) else "" if cached else cache
     return f"{device.name} has no {lacking} arithmetic" if lacking else ""
 
 
 def runs(device: Device, dtype: str) -> bool:
-    """Whether a device computes with, or at least unpacks, a format of weights: those of fewer bits are unpacked
-    anywhere, but for INT8, which is of activations too.
+    """Whether engines serve a format of weights on a device: its own arithmetic, or kernels that widen it, which for
+    FP8 are NVIDIA's GPUs' alone.
     """
-    if dtype == "int8":
-        return refusal(dtype, device) is None
+    if refusal(dtype, device) is not None:
+        return False
     if dtype == "fp8":
-        return any(name.startswith("fp8") for name in device.peaks)
+        return device.vendor == "NVIDIA" or any(name.startswith("fp8") for name in device.peaks)
     if dtype == "bf16":
         return any(name.startswith("bf16") for name in device.peaks)
     return True

@@ -70,7 +70,8 @@ def sampled(requests: Requests, count: int, every: float = 1.0, warm: int = 0) -
     many requests, stretches that lie evenly over them are taken, a mean gap apart; of few, all, over and over. Those
     before are the last again, so that the server is as full as it would be.
     """
-    rows = np.arange(0.0, len(requests), max(every, 1.0)).astype(np.int64)
+    # Of few requests at least two are taken, as one has no rate.
+    rows = np.arange(0.0, len(requests), min(max(every, 1.0), max(1.0, len(requests) / 2.0))).astype(np.int64)
     if len(rows) > count:
         parts = int(np.clip(count // _STRETCH, 1, _STRETCHES))
         size = count // parts

@@ -241,11 +241,13 @@ def _active_w(device: Device, power: Power, constant: Constants) -> float:
     Schedulers and caches come with multiprocessors, not with TDP, which grows faster from one generation to the next.
     A clock 1.4 times as high from A100 to H100 is about made up for by the process: TSMC states 30 % less power for N5
     than for N7. On Blackwell, joules per byte were fitted on kernels that stream, and include it. Only NVIDIA's
-    multiprocessors were measured: of other chips it is a share of TDP.
+    multiprocessors were measured: of other chips it is a share of TDP. It is no more than that share on cards whose
+    TDP is low for their multiprocessors (L4, L40S): they are binned and clocked for it.
     """
+    share = constant["power.active"] * power.limit_w
     if device.vendor == "NVIDIA" and device.multiprocessors:
-        return constant[f"power.active_w.{generation(device)}"] * device.multiprocessors
-    return constant["power.active"] * power.limit_w
+        return min(share, constant[f"power.active_w.{generation(device)}"] * device.multiprocessors)
+    return share
 
 
 def _check(config: LLMConfig, plan: ServingPlan, machine: Cluster) -> None:
