@@ -72,7 +72,11 @@ def _mix(found: Answer) -> Iterator[str]:
         return
     saved = 1.0 - found.value / single.cost
     if kinds == {single.gpu} or saved < _SMALL:
-        others = [s for s in found.singles if s.cost is not None and s.gpu not in kinds]
+        rest = [s for s in found.singles if s.gpu not in kinds]
+        if not rest:
+            yield f"{said}, the least found."
+            return
+        others = [s for s in rest if s.cost is not None]
         if not others:
             yield f"{said}; no other GPU type of those asked for serves everything{limits}."
             return
