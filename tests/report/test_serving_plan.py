@@ -160,6 +160,17 @@ def test_other_types_are_named_only_where_they_were_asked_for() -> None:
         assert ("no other GPU type" in text) == ("no other GPU type" in said)
 
 
+def test_less_than_one_sequence_is_not_none() -> None:
+    both = answer([[8, 0], [8, 0], [0, 8], [0, 8]], Slo(tpot_s=0.05))
+    found = replace(both, units=tuple(replace(u, batch=b) for u, b in zip(both.units, (0.3, 1.1), strict=True)))
+    lines = shown(found, 120)
+    assert all(f" {said} " in line for said, line in zip(("< 1", "1"), after(lines, "")[1:3], strict=True))
+    text = " ".join(" ".join(lines).split())
+    assert "h100-sxm: < 1 sequence at a time when full; the closed form has up to 40, as" in text
+    assert "a100-sxm4-80gb: 1 sequence at a time when full" in text
+    assert "batch, TTFT p99 and full left out for want of width" in " ".join(shown(found, 70))
+
+
 def test_each_type_alone_has_its_share_within_the_limits() -> None:
     table = after(shown(answer([[8, 0], [8, 0], [0, 8], [0, 8]], Slo(tpot_s=0.05))), "One GPU type alone")
     assert re.search(r"\$/h +the mix saves +in SLO$", table[0])

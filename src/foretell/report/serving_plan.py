@@ -15,7 +15,7 @@ from foretell.plan.serving.pareto import Point
 from foretell.plan.serving.search import Answer, Unit
 from foretell.plan.serving.space import label
 from foretell.plan.serving.steady import slo_text
-from foretell.plan.serving.why import amount, percent, why
+from foretell.plan.serving.why import amount, percent, sequences, why
 from foretell.report.text import UNKNOWN, Flow, add_row, count, rate, share
 from foretell.units import format_bytes, format_count, format_money, format_power, format_time
 
@@ -58,7 +58,8 @@ class Columns:
             add_row(table, text, *(self.columns[name][i] for name in width))
         yield table
         if left_out:
-            yield Text(f"{' and '.join(left_out)} left out for want of width; --json has all", style="dim")
+            named = " and ".join([", ".join(left_out[:-1]), left_out[-1]] if left_out[1:] else left_out)
+            yield Text(f"{named} left out for want of width; --json has all", style="dim")
 
 
 def serving_plan_view(
@@ -137,7 +138,7 @@ def _units(found: Answer) -> Columns:
         "GPUs": [str(u.count * u.option.devices) for u in units],
         "requests/s": [rate(u.requests_per_s) for u in units],
         "full": [share(u.work / u.count) for u in units],
-        "batch": [f"{u.batch:,.0f}" for u in units],
+        "batch": [sequences(u.batch) for u in units],
         "$/h": [UNKNOWN if u.option.usd_per_h is None else f"{u.count * u.option.usd_per_h:,.2f}" for u in units],
         "$/M tokens": ["?" if u.usd_per_million is None else f"{u.usd_per_million:.3g}" for u in units],
     }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foretell.plan.serving.options import Option
     from foretell.plan.serving.search import Answer, Unit
 
-__all__ = ["BOUND", "amount", "differences", "percent", "rival", "why"]
+__all__ = ["BOUND", "amount", "differences", "percent", "rival", "sequences", "why"]
 
 #: What an iteration's time goes to, in words.
 BOUND: Mapping[str, str] = {
@@ -36,6 +36,15 @@ def percent(value: float, digits: int | None = None) -> str:
     ('90 %', '99.5 %', '23 %')
     """
     return f"{100.0 * value:.6g} %" if digits is None else f"{100.0 * value:,.{digits}f} %"
+
+
+def sequences(batch: float) -> str:
+    """How many sequences decode at a time, on average: where prompts take most of the time, not even one.
+
+    >>> sequences(0.2), sequences(1.3), sequences(1234.5)
+    ('< 1', '1', '1,234')
+    """
+    return "< 1" if batch < 0.95 else f"{batch:,.0f}"
 
 
 def differences(plan: ServingPlan, other: ServingPlan) -> str:
@@ -104,9 +113,10 @@ def _name(unit: Unit, found: Answer) -> str:
 
 def _binding(unit: Unit, found: Answer) -> str:
     option = unit.option
-    batch = f"{_name(unit, found)}: {unit.batch:,.0f} sequences at a time"
-    if f"{unit.batch:,.0f}" != f"{option.batch:,.0f}":
-        batch += f" when full; the closed form has up to {option.batch:,.0f}"
+    batch, most = sequences(unit.batch), sequences(option.batch)
+    said = f"{_name(unit, found)}: {batch} sequence{'' if batch in ('1', '< 1') else 's'} at a time"
+    if batch != most:
+        said += f" when full; the closed form has up to {most}"
     given = {name: f"{1e3 * limit:,.6g} ms" for name, limit in found.slo.limits.items()}
     waits = "prompts would wait too long" + (f" for TTFT ≤ {given['ttft']}" if "ttft" in given else "")
     limits = {
@@ -117,7 +127,7 @@ def _binding(unit: Unit, found: Answer) -> str:
         "max_num_seqs": f"max_num_seqs {option.plan.max_num_seqs} lets in no more",
         "gain": "more would not serve more requests",
     }
-    text = f"{batch}, as {limits[option.limit]}"
+    text = f"{said}, as {limits[option.limit]}"
     if option.bound:
         parts = sorted(option.parts.items(), key=lambda part: -part[1])[:2]
         shares = ", ".join(f"{name.replace('_', ' ')} {percent(share, 0)}" for name, share in parts)
