@@ -116,7 +116,7 @@ def test_weights_are_taken_as_they_are_published(run: Run, arguments: tuple[str,
 
 
 def test_published_in_what_the_device_does_not_run(run: Run) -> None:
-    """671e9 parameters in two bytes over 64 V100 are 21 GB each: as `simulate serve` takes them there, and as is said."""
+    """671e9 parameters of two bytes on 64 V100 are 21 GB each: as `simulate serve` takes them, and as is said."""
     result = run("kv", "deepseek-v3", "--on", "v100-sxm2-32gb", "--engine", "vllm", "--tp", "64")
     assert "weights in 16 bits where they are published in fp8" in " ".join(result.stdout.split())
 
