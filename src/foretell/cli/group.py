@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from foretell.errors import ForetellError
+from foretell.units import printable
 
 __all__ = ["ForetellGroup", "hoisted", "one_line"]
 
@@ -46,7 +47,7 @@ def one_line(error: BaseException) -> str:
 
     What a terminal would take for a command, in a file's name or a text from a file, becomes a question mark.
     """
-    return "".join(c if c.isprintable() else "?" for c in _said(error))
+    return printable(_said(error))
 
 
 def _said(error: BaseException) -> str:

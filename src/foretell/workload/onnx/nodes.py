@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.units import printable
 from foretell.workload.onnx.read import ELEMENT_TYPE, check_tensor, checked_shape, dtype_name
 from foretell.workload.onnx.values import MOST_KNOWN, Shape, Value
 
@@ -152,8 +153,7 @@ def infer(proto: Any, inputs: Sequence[Value | None], versions: Mapping[str, int
     try:
         found = shape_inference.infer_node_outputs(schema, proto, types, content, opset_imports=imports)
     except Exception as error:  # the library raises its own types, and the standard ones
-        text = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")[:160]
-        reason = "".join(c if c.isprintable() else "?" for c in text)
+        reason = printable(" ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")[:160])
         raise InputError(f"its operands do not fit: {reason}", where, "check the input shapes (--input)") from None
     return [_type_of(found.get(name), where) for name in proto.output]
 

@@ -19,8 +19,9 @@ from foretell.documents import read_text
 from foretell.errors import InputError, unknown
 from foretell.hardware.cluster import Cluster
 from foretell.plan.training.emit import deepspeed, megatron, torchtitan
-from foretell.plan.training.emit.found import MOST_BYTES, Found, idle, printable
+from foretell.plan.training.emit.found import MOST_BYTES, Found, idle
 from foretell.simulate.training.plan import TrainingPlan
+from foretell.units import printable
 from foretell.workload.llm.config import LLMConfig
 
 __all__ = ["FORMATS", "Format", "Found", "emit", "idle", "read"]

@@ -9,9 +9,10 @@ from typing import Any
 from foretell.errors import InfeasibleError, InputError
 from foretell.hardware.cluster import Cluster
 from foretell.simulate.training.plan import TrainingPlan
+from foretell.units import printable
 from foretell.workload.llm.config import LLMConfig, config_from_mapping
 
-__all__ = ["METADATA", "MOST_BYTES", "Found", "check_devices", "idle", "machines", "printable", "shown"]
+__all__ = ["METADATA", "MOST_BYTES", "Found", "check_devices", "idle", "machines", "shown"]
 
 #: Largest file that is read.
 MOST_BYTES = 1_000_000
@@ -96,11 +97,6 @@ def machines(cluster: Cluster) -> tuple[int, int] | None:
     """Machines and devices in each; None where they hold different numbers."""
     counts = {node.count for _, node in cluster.groups}
     return (cluster.node_count, counts.pop()) if len(counts) == 1 else None
-
-
-def printable(text: str) -> str:
-    """The text with a question mark for each character that a terminal would take for a command."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def shown(items: Iterable[str], most: int = 12) -> str:

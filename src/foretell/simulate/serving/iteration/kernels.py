@@ -245,8 +245,8 @@ def _products_alone(sizes: bytes, runs: _Runs, device: Device) -> _Alone:
     work = Products(batch, m, n, k, runs.flops_per_s * one, runs.a_bytes * one, runs.b_bytes * one, 2.0 * one,
                     np.full(len(m), runs.scheme))  # fmt: skip
     times = work.times(device, KERNEL.families["gemm"])
-    learns = device.kind == "gpu" and runs.kind != "weight_only"
-    found = _Alone.of(times, _factor("gemm", work.features(times, device), times) if learns else one)
+    learned = runs.kind != "weight_only"
+    found = _Alone.of(times, _factor("gemm", work.features(times, device), times) if learned else one)
     weights = batch * n * k * np.ceil(m / _TILE_ROWS)
     return replace(found, few_rows=np.ceil(m / _FEW_ROWS) * _FEW_ROWS / m, weights=weights)
 
@@ -271,10 +271,9 @@ def _attention_alone(
     work = Attentions(batch, queries, seen, depth * one, runs.flops_per_s * one, 2.0 * one, kv_bytes * one, never,
                       never, between)  # fmt: skip
     times = work.times(device, KERNEL.families["attention"])
-    learns = learned and device.kind == "gpu"
     tile = np.maximum(times.tile_m, 64.0 if operands_in_shared(device) else 16.0)
     padding = tile * np.ceil(queries / tile) / queries
-    return _Alone.of(times, _factor("attention", work.features(times, device), times) if learns else one, padding)
+    return _Alone.of(times, _factor("attention", work.features(times, device), times) if learned else one, padding)
 
 
 def _roofline(flops: Floats, nbytes: Floats, runs: _Runs, device: Device) -> _Alone:
